@@ -49,13 +49,13 @@ def remove(broker: BrokerProcess, topic: str, ranges: list[tuple[int, int]]) -> 
 
 @pytest.mark.one_broker("removals are written through the broker's own SQL")
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_reads_over_holes_and_from_within_them(
+def test_a_client_reads_past_removed_records_and_from_offsets_within_them(
     compacted: BrokerProcess, client: GetClient, topic: str, name: str
 ) -> None:
     broker = compacted
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     made = NewTopic(topic, 1, config={"cleanup.policy": "compact"})
-    admin.create_topics([made])[topic].result(20)
+    admin.create_topics([made])[topic].result(LIMIT_S)
     records = [Record(b"%d" % n, b"value %d" % n, (), 1_700_000_000_000 + n) for n in range(COUNT)]
     client(name).produce(broker.kafka, topic, records)
     chance = random.Random(name)
@@ -81,8 +81,9 @@ def test_a_client_reads_over_holes_and_from_within_them(
     ]
 
 
+@pytest.mark.test_all  # a cluster
 @pytest.mark.one_broker("has a cluster of its own accord")
-def test_in_a_cluster_the_leader_removes_whichever_shard_the_batch_is_on(
+def test_the_leader_in_a_cluster_applies_removals_written_to_any_shard(
     cluster: Cluster, topic: str
 ) -> None:
     partitions, count = 6, 50

@@ -36,7 +36,7 @@ MESSAGE_COPIER = "org.apache.kafka.tools.TransactionalMessageCopier"
 
 
 @pytest.mark.each_change
-def test_kafka_topics_makes_lists_describes_widens_and_deletes_a_topic(
+def test_kafka_topics_creates_lists_describes_widens_and_deletes_a_topic(
     broker: BrokerProcess, run: Tools, topic: str
 ) -> None:
     created = run(
@@ -116,7 +116,7 @@ def test_console_producer_and_console_consumer_carry_keys_and_headers(
     ]
 
 
-def test_console_consumer_reads_from_the_beginning_to_a_quiet_end(
+def test_console_consumer_prints_all_records_from_the_earliest_offset(
     broker: BrokerProcess, run: Tools, topic: str
 ) -> None:
     records = [Record(b"%d" % n, b"value %d" % n) for n in range(1000)]
@@ -182,14 +182,14 @@ def test_log_dirs_shows_a_topics_size(broker: BrokerProcess, run: Tools, topic: 
     assert int(size[1]) > 0
 
 
-def test_broker_api_versions_finds_every_api_that_it_knows_of_usable(run: Tools) -> None:
+def test_broker_api_versions_finds_the_apis_of_the_broker_usable(run: Tools) -> None:
     printed = run(API_VERSIONS)
 
     for api in ("Produce(0)", "Fetch(1)", "ListOffsets(2)", "Metadata(3)", "ApiVersions(18)"):
         assert re.search(rf"{re.escape(api)}: .*\[usable: \d+\]", printed), printed
 
 
-def test_the_cluster_has_an_id(run: Tools) -> None:
+def test_kafka_cluster_prints_the_id_of_the_cluster(run: Tools) -> None:
     assert re.search(r"Cluster ID: \S{22}$", run(CLUSTER, "cluster-id"), re.MULTILINE)
 
 
@@ -232,7 +232,7 @@ def cells(printed: str) -> list[list[str]]:
     return [line.split() for line in printed.splitlines() if line.strip()]
 
 
-def test_console_consumers_of_a_group_go_on_where_the_one_before_stopped(
+def test_a_console_consumer_continues_where_the_last_one_of_its_group_stopped(
     broker: BrokerProcess, run: Tools, group: str, numbers: str
 ) -> None:
     read = (CONSOLE_CONSUMER, "--topic", numbers, "--group", group, "--from-beginning")
@@ -319,7 +319,9 @@ def test_consumer_groups_describes_state_members_and_offsets_of_a_live_group(
     assert state[1] in every
 
 
-def test_consumer_groups_knows_who_is_not_there(run: Tools, stopped: str, numbers: str) -> None:
+def test_consumer_groups_describes_a_group_without_members_and_reports_an_unknown_one(
+    run: Tools, stopped: str, numbers: str
+) -> None:
     offsets = cells(run(CONSUMER_GROUPS, "--describe", "--group", stopped))
     assert offsets[-1] == [stopped, numbers, "0", "4", "10", "6", "-", "-", "-"]
     unknown = run.complaint(CONSUMER_GROUPS, "--describe", "--group", "nobody")
@@ -337,7 +339,7 @@ def test_consumer_groups_knows_who_is_not_there(run: Tools, stopped: str, number
         (["--by-duration", "PT3H30M"], 7),
     ],
 )
-def test_consumer_groups_resets_offsets_when_told_to(
+def test_consumer_groups_resets_the_offsets_of_a_stopped_group(
     broker: BrokerProcess,
     run: Tools,
     stopped: str,
@@ -354,7 +356,7 @@ def test_consumer_groups_resets_offsets_when_told_to(
     assert committed(broker, stopped) == [offset]
 
 
-def test_what_consumer_groups_exports_brokerhouse_resets_to_and_the_other_way_round(
+def test_consumer_groups_and_brokerhouse_reset_from_each_others_exports(
     broker: BrokerProcess, run: Tools, stopped: str, numbers: str, tmp_path: Path
 ) -> None:
     theirs, ours = tmp_path / "theirs.csv", tmp_path / "ours.csv"
@@ -372,7 +374,7 @@ def test_what_consumer_groups_exports_brokerhouse_resets_to_and_the_other_way_ro
     assert committed(broker, stopped) == [4]
 
 
-def test_consumer_groups_is_refused_what_a_live_group_does_not_allow(
+def test_consumer_groups_cannot_reset_or_delete_a_live_group(
     broker: BrokerProcess, run: Tools, stopped: str, numbers: str
 ) -> None:
     group = ("--group", stopped)
@@ -407,7 +409,7 @@ def test_consumer_groups_deletes_offsets_and_groups(
     assert committed(broker, stopped) == []
 
 
-def test_kafka_transactions_finds_and_aborts_what_hangs(
+def test_kafka_transactions_finds_and_aborts_a_hanging_transaction(
     broker: BrokerProcess, run: Tools, topic: str
 ) -> None:
     run(TOPICS, "--create", "--topic", topic)
@@ -455,8 +457,8 @@ def test_kafka_producer_perf_test_writes_transactions(
     assert broker.sql(query, {"topic": topic}) == [{"records": 2000, "markers": 1}]
 
 
-@pytest.mark.long
-def test_kafkas_message_copier_copies_each_record_once_though_it_is_killed(
+@pytest.mark.test_all
+def test_kafkas_message_copier_copies_each_record_once_although_it_is_killed(
     broker: BrokerProcess, run: Tools, topic: str
 ) -> None:
     """Consume, transform, produce: offsets are part of transactions, some of which it aborts."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
+
 from tests.support.broker_process import BrokerProcess
 from tests.support.debezium_source import debezium_worker, postgres_source, records
 from tests.support.postgres import Postgres
 from tests.support.restarts import BROKER_SETTINGS
 from tests.support.typed_tables import SETTINGS, TypedTables
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.test_all  # a worker of Kafka Connect, and PostgreSQL
 
 TABLE = (
     "CREATE TABLE orders (id bigint, shop int, name text DEFAULT 'none', paid numeric(18, 2),"
@@ -50,7 +54,7 @@ TYPES = {
 }  # fmt: skip
 
 
-def test_the_table_has_what_postgresql_has_after_each_kind_of_change(
+def test_the_typed_table_equals_postgresqls_table_after_each_kind_of_change(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     broker = own_broker(**BROKER_SETTINGS, **SETTINGS)

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import product
 from operator import gt
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, foundation, shard
 from storage.engine import EngineError, InsertOutcomeUnknown, InsertRejected, NotSent
 from tests.support.engine_process import EngineProcess
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
+from tests.support.pairwise import also_in_test_all
 from tests.support.waiting import LIMIT_S, until, until_async
 
 COLUMNS = LOG_ROWS.column_list
@@ -94,6 +96,7 @@ async def test_a_block_is_seen_at_once_through_every_listener(running: EnginePro
         assert found == [[9]]
 
 
+@pytest.mark.test_all
 async def test_many_blocks_become_few_parts(running: EngineProcess) -> None:
     async with connected(running) as server:
         for offset in range(100):
@@ -105,7 +108,8 @@ async def test_many_blocks_become_few_parts(running: EngineProcess) -> None:
     assert int(row["n"]) <= 2
 
 
-async def test_rows_go_into_the_tables_of_their_own_accord(tmp_path: Path) -> None:
+@pytest.mark.test_all
+async def test_journaled_rows_reach_their_table_without_a_query(tmp_path: Path) -> None:
     settings = {"journal_insert_ms": "200"}
     with EngineProcess(tmp_path / "data", settings=settings) as engine:
         make_tables(engine)
@@ -121,7 +125,7 @@ async def test_rows_go_into_the_tables_of_their_own_accord(tmp_path: Path) -> No
         until(has_part)
 
 
-async def test_small_tables_are_seen_at_once(running: EngineProcess) -> None:
+async def test_journaled_rows_of_small_tables_are_seen_at_once(running: EngineProcess) -> None:
     async with connected(running) as server:
         for offset in range(3):
             data = block(OFFSET_ROWS, [offset_row(offset)])
@@ -162,9 +166,11 @@ async def test_a_view_that_fails_is_stopped_and_repaired_as_with_a_single_broker
     assert [int(row["n"]) for row in rows] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("fsync", ["false", "true"])
-@pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_a_token_counts_once_also_after_a_restart(
+@pytest.mark.parametrize(
+    ("end", "fsync"),
+    also_in_test_all([("kill", "true")], product(["stop", "kill"], ["false", "true"])),
+)
+async def test_a_block_with_a_known_token_is_not_stored_again_after_a_restart(
     tmp_path: Path, fsync: str, end: str
 ) -> None:
     settings = {"journal_insert_ms": LATE_MS, "fsync": fsync}
@@ -188,7 +194,7 @@ async def test_a_token_counts_once_also_after_a_restart(
         assert seen(engine) == [1, 2, 3]
 
 
-async def test_sigterm_puts_everything_into_the_tables(running: EngineProcess) -> None:
+async def test_sigterm_moves_all_journaled_rows_into_their_tables(running: EngineProcess) -> None:
     async with connected(running) as server:
         for offset in range(20):
             await insert(server, offset, token=f"1-1-{offset}")
@@ -212,10 +218,11 @@ async def send(server: ClickHouseServer, number: int) -> None:
     await server.insert_block(0, "messages", COLUMNS, data, token)
 
 
-@pytest.mark.parametrize("restart", ["", "stop", "kill"])
-async def test_a_block_that_comes_after_the_fence_vanishes(
+@pytest.mark.parametrize("restart", also_in_test_all(["kill"], ["", "stop", "kill"]))
+async def test_a_block_that_arrives_after_the_fence_is_acknowledged_and_not_stored(
     running: EngineProcess, restart: str
 ) -> None:
+    began = wall_ms() // DAY_MS  # of the session, which may last until the next day
     async with connected(running) as server:
         for number in (1, 2, 3):
             await send(server, number)
@@ -223,7 +230,7 @@ async def test_a_block_that_comes_after_the_fence_vanishes(
         getattr(running, restart)()
         running.start()
     async with connected(running, 1) as successor:
-        await fence(successor, SESSION, [1], wall_ms() // DAY_MS)
+        await fence(successor, SESSION, [1], began)
 
         async def rows_are_hidden() -> bool:
             found = await successor.rows("SELECT count() FROM messages WHERE topic = ''")
@@ -239,7 +246,7 @@ async def test_a_block_that_comes_after_the_fence_vanishes(
         await send(server, 3)
         assert seen(running) == [1, 2, 3]
     async with connected(running, 1) as another:
-        await fence(another, SESSION, [1], wall_ms() // DAY_MS)
+        await fence(another, SESSION, [1], began)
     assert seen(running) == [1, 2, 3]
 
 
@@ -265,7 +272,8 @@ async def test_a_malformed_block_is_refused_with_the_engines_error(running: Engi
         assert seen(running) == [1]
 
 
-async def test_after_a_crash_a_token_may_be_used_without_its_rows(
+@pytest.mark.test_all
+async def test_clickhouse_can_remember_a_token_without_its_rows_after_a_crash(
     running: EngineProcess,
 ) -> None:
     """The reason for `TokenUsed`: a token is noted before its part is there."""
@@ -287,7 +295,7 @@ async def test_after_a_crash_a_token_may_be_used_without_its_rows(
         assert seen(running) == [1, 2]
 
 
-async def test_what_a_table_might_refuse_is_not_acknowledged_before_it_has_taken_it(
+async def test_a_block_that_its_table_may_refuse_is_not_journaled(
     running: EngineProcess,
 ) -> None:
     as_text = Table("messages", (("offset", STRING), ("topic", STRING)))
@@ -307,8 +315,8 @@ async def test_what_a_table_might_refuse_is_not_acknowledged_before_it_has_taken
 # --- statements that change tables
 
 
-@pytest.mark.parametrize("restart", ["", "stop", "kill"])
-async def test_a_token_counts_once_whichever_way_its_blocks_go(
+@pytest.mark.parametrize("restart", also_in_test_all(["kill"], ["", "stop", "kill"]))
+async def test_a_block_is_stored_once_through_the_journal_or_past_it(
     running: EngineProcess, restart: str
 ) -> None:
     def restarted() -> None:
@@ -358,7 +366,8 @@ async def test_columns_may_change_between_two_blocks(running: EngineProcess) -> 
         assert seen(running) == [1, 2, 3, 4]
 
 
-async def test_a_view_of_others_sees_what_was_acknowledged(running: EngineProcess) -> None:
+@pytest.mark.test_all
+async def test_a_view_of_a_user_sees_acknowledged_rows(running: EngineProcess) -> None:
     running.sql(f"CREATE VIEW default.mine AS SELECT count() AS n FROM {SHARD_DATABASE}.messages")
     async with connected(running) as server:
         for number in range(1, 4):
@@ -372,7 +381,7 @@ async def test_a_view_of_others_sees_what_was_acknowledged(running: EngineProces
 # --- many at once, and crashes
 
 
-async def test_many_may_send_the_same_block_at_once(running: EngineProcess) -> None:
+async def test_a_block_that_many_send_at_once_is_stored_once(running: EngineProcess) -> None:
     async with connected(running) as one, connected(running, 1) as other:
         await asyncio.gather(
             *(
@@ -388,7 +397,8 @@ LANES = 6
 ROUNDS = 6
 
 
-async def test_kills_at_any_time_lose_and_double_nothing(tmp_path: Path) -> None:
+@pytest.mark.test_all
+async def test_kills_of_the_engine_lose_and_double_no_block(tmp_path: Path) -> None:
     """Lanes that repeat what they are not sure of; statements that make blocks change their way.
 
     As in a broker, a block that is accepted after doubt is looked for: see `TokenUsed`.

@@ -1,7 +1,7 @@
 """Each query of the dashboard runs, with Grafana's variables replaced, and shows the right data.
 
 Grafana's ClickHouse plugin (grafana-clickhouse-datasource) takes the SQL of a panel from `rawSql`,
-and its purpose from `format` and `queryType`. Its driver has tests of its own (test_go_driver.py).
+and its purpose from `format` and `queryType`. drivers/test_go_driver.py tests its driver.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def test_every_panel_asks_the_data_source_that_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("title", PANELS)
-def test_every_query_is_one_of_the_plugins_sql_editor(title: str) -> None:
+def test_every_query_has_the_format_of_the_plugins_sql_editor(title: str) -> None:
     panel = PANELS[title]
     (target,) = panel["targets"]
     assert target["editorType"] == "sql"
@@ -139,7 +139,7 @@ def test_lines_are_named_by_a_column_of_their_query() -> None:
             assert f"SELECT t AS time, {label}, " in panel["targets"][0]["rawSql"]
 
 
-def test_panels_do_not_overlap_and_have_names_of_their_own() -> None:
+def test_panels_do_not_overlap_and_have_unique_names() -> None:
     cells = [
         (x, y)
         for place in (panel["gridPos"] for panel in DASHBOARD["panels"])
@@ -156,7 +156,7 @@ def test_variables_list_groups_and_topics(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("interval_ms", [15_000, 300_000])
-def test_lag_over_time_ends_with_the_lag_there_is(broker: BrokerProcess, interval_ms: int) -> None:
+def test_lag_over_time_ends_with_the_current_lag(broker: BrokerProcess, interval_ms: int) -> None:
     rows = show(broker, "Lag, records", interval_ms)
     lines = series(rows, "group_id", "records")
     if interval_ms < 60_000:
@@ -168,7 +168,7 @@ def test_lag_over_time_ends_with_the_lag_there_is(broker: BrokerProcess, interva
         assert {(point - min(points)) * 1000 % interval_ms for point in points} <= {0}
 
 
-def test_lag_in_seconds_names_the_oldest_first(broker: BrokerProcess) -> None:
+def test_groups_come_in_the_order_of_their_lag_in_seconds(broker: BrokerProcess) -> None:
     rows = show(broker, "Lag, seconds")
     assert {row["group_id"] for row in rows} == set(COMMITTED)
     assert rows[-1] == {"group_id": "done", "seconds": 0}
@@ -194,14 +194,16 @@ def test_groups_show_their_members(broker: BrokerProcess) -> None:
 @pytest.mark.parametrize(
     ("title", "total"), [("Records per second", RECORDS), ("Bytes per second", 3 * RECORDS)]
 )
-def test_rates_add_up_to_what_came_in(broker: BrokerProcess, title: str, total: int) -> None:
+def test_rates_add_up_to_the_written_records_and_bytes(
+    broker: BrokerProcess, title: str, total: int
+) -> None:
     rows = show(broker, title)
     lines = series(rows, "topic", "per_second")
     assert set(lines) == {"orders"}
     assert sum(rate for _, rate in lines["orders"]) * 60 == pytest.approx(total)
 
 
-def test_partitions_show_that_are_furthest_behind(broker: BrokerProcess) -> None:
+def test_the_partitions_furthest_behind_come_first(broker: BrokerProcess) -> None:
     rows = show(broker, "Partitions furthest behind")
     assert [(row["group"], row["topic"], row["lag, records"]) for row in rows] == [
         ("elsewhere", "orders", 95),
@@ -210,7 +212,7 @@ def test_partitions_show_that_are_furthest_behind(broker: BrokerProcess) -> None
     ]
 
 
-def test_topics_show_what_is_in_them(broker: BrokerProcess) -> None:
+def test_topics_show_their_partitions_records_and_bytes(broker: BrokerProcess) -> None:
     rows = show(broker, "Topics")
     assert [(row["topic"], row["partitions"], row["records"], row["bytes"]) for row in rows] == [
         ("orders", 1, RECORDS, 3 * RECORDS),

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.broker_process import BrokerProcess
 from tests.support.helper_process import HelperError, HelperProcess
+from tests.support.waiting import LIMIT_S
 
-LIMIT_S = 20.0
 UNSUPPORTED_VERSION = 35
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import pytest
@@ -43,8 +44,9 @@ from tests.support.group_members import (
     generation,
     partitions_of,
 )
+from tests.support.pairwise import also_in_test_all
 from tests.support.records import Record
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 PARTITIONS = 10
 RECORDS = [Record(b"key", b"value")] * 3
@@ -146,7 +148,7 @@ def finish(group: Group, flow: Flow) -> dict[Partition, int]:
     return produced
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", also_in_test_all(["confluent-kafka", "kafkajs", "java"], CLIENTS))
 def test_members_come_and_go_and_no_record_is_lost_or_read_after_its_commit(
     broker: BrokerProcess,
     processes: MemberProcesses,
@@ -167,8 +169,8 @@ def test_members_come_and_go_and_no_record_is_lost_or_read_after_its_commit(
     }
 
 
-@pytest.mark.parametrize("name", COOPERATIVE)
-def test_members_keep_what_they_do_not_lose_when_they_rebalance_cooperatively(
+@pytest.mark.parametrize("name", also_in_test_all(["confluent-kafka"], COOPERATIVE))
+def test_members_keep_their_other_partitions_in_a_cooperative_rebalance(
     broker: BrokerProcess,
     processes: MemberProcesses,
     topic: str,
@@ -213,6 +215,7 @@ MIXED = {
 }
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize(
     "mixture",
     [
@@ -248,7 +251,7 @@ COMMITS = [
 
 
 @pytest.mark.parametrize(("name", "commit"), COMMITS)
-def test_a_member_goes_on_where_the_one_before_it_stopped(
+def test_a_member_continues_where_the_one_before_it_stopped(
     broker: BrokerProcess,
     processes: MemberProcesses,
     topic: str,
@@ -314,7 +317,7 @@ def offsets_of(group: Group, place: Partition, *, since_ns: int) -> list[int]:
 @pytest.mark.each_change
 @pytest.mark.parametrize("reader", CLIENTS)
 @pytest.mark.parametrize("writer", CLIENTS)
-def test_what_one_client_commits_another_reads_back(
+def test_offsets_that_one_client_commits_are_read_by_another(
     broker: BrokerProcess,
     client: GetClient,
     topic: str,
@@ -349,13 +352,17 @@ def test_a_consumer_that_chooses_its_partitions_begins_at_what_it_committed(
     committing(client, "java").commit(broker.kafka, topic, topic, {1: (3, "")})
     consumer = Consumer({"bootstrap.servers": broker.kafka, "group.id": topic})
     consumer.assign([TopicPartition(topic, 1)])
-    read = consumer.consume(2, timeout=20)
+    read = consumer.consume(2, timeout=LIMIT_S)
     consumer.close()
     assert [(message.offset(), message.value()) for message in read] == [(3, b"3"), (4, b"4")]
 
 
-@pytest.mark.parametrize("end", ["killed", "closed"])
-@pytest.mark.parametrize("name", STATIC)
+@pytest.mark.parametrize(
+    ("name", "end"),
+    also_in_test_all(
+        [("java", "killed"), ("confluent-kafka", "closed")], product(STATIC, ["killed", "closed"])
+    ),
+)
 def test_a_static_member_comes_back_without_a_rebalance(
     broker: BrokerProcess,
     processes: MemberProcesses,
@@ -385,8 +392,10 @@ def test_a_static_member_comes_back_without_a_rebalance(
 
 @pytest.mark.each_change
 # aiokafka does not say in its heartbeats and commits which instance it is, so nobody can tell it.
-@pytest.mark.parametrize("name", [name for name in STATIC if name != "aiokafka"])
-def test_a_static_member_whose_twin_comes_is_fenced(
+@pytest.mark.parametrize(
+    "name", also_in_test_all(["java"], [name for name in STATIC if name != "aiokafka"])
+)
+def test_a_static_member_is_fenced_when_another_one_with_its_id_joins(
     broker: BrokerProcess,
     processes: MemberProcesses,
     topic: str,
@@ -414,7 +423,7 @@ def test_a_static_member_whose_twin_comes_is_fenced(
 # kafkajs looks for matching topics once, when it subscribes; members of kafka-python 3.0 may get
 # stuck when new metadata makes them join again (see group_member).
 @pytest.mark.parametrize("name", ["aiokafka", "confluent-kafka", "java"])
-def test_a_group_takes_topics_and_partitions_that_come_to_be_while_it_runs(
+def test_a_running_group_takes_new_topics_and_partitions(
     broker: BrokerProcess, processes: MemberProcesses, topic: str, name: str
 ) -> None:
     first, second = f"{topic}-first", f"{topic}-second"
@@ -439,7 +448,7 @@ def test_a_group_takes_topics_and_partitions_that_come_to_be_while_it_runs(
     ConfluentKafka().create_topic(broker.kafka, second, 2)
     group.partitions.update(partitions_of(second, 2))
     group.await_settled()
-    admin.create_partitions([NewPartitions(first, 4)])[first].result(20)
+    admin.create_partitions([NewPartitions(first, 4)])[first].result(LIMIT_S)
     broker.await_topic(first)
     group.partitions.update(partitions_of(first, 4))
     with flowing(broker.kafka, group.partitions) as flow:
@@ -473,10 +482,11 @@ class LateMember(ConfluentKafkaMember):
         self.history.add(event_from_json(line))
 
     def _process_some(self, consumer: Any) -> None:
-        assert self.may_poll.wait(60)
+        assert self.may_poll.wait(LIMIT_S)
         super()._process_some(consumer)
 
 
+@pytest.mark.one_broker("is about librdkafka, whose metadata must change once")
 def test_a_librdkafka_member_loses_an_assignment_that_another_one_replaces(
     broker: BrokerProcess, topic: str
 ) -> None:
@@ -499,14 +509,14 @@ def test_a_librdkafka_member_loses_an_assignment_that_another_one_replaces(
     )
     try:
         until(lambda: stable_generation(broker, topic) == 1)
-        admin.create_partitions([NewPartitions(topic, 3)])[topic].result(20)
+        admin.create_partitions([NewPartitions(topic, 3)])[topic].result(LIMIT_S)
         until(lambda: stable_generation(broker, topic) == 2)
         late.may_poll.set()
-        late.history.wait_for(lambda: len(late.history.held["late"]) == 3, "3 partitions", 60)
+        late.history.wait_for(lambda: len(late.history.held["late"]) == 3, "3 partitions", LIMIT_S)
     finally:
         late.may_poll.set()
         late.commands.put({"verb": "leave"})
-    late.history.wait_for(lambda: bool(late.history.events("left")), "left", 60)
+    late.history.wait_for(lambda: bool(late.history.events("left")), "left", LIMIT_S)
 
     two, three = frozenset(partitions_of(topic, 2)), frozenset(partitions_of(topic, 3))
     none: frozenset[Partition] = frozenset()
@@ -569,13 +579,13 @@ def test_a_history_in_order_has_no_violations() -> None:
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_the_check_of_histories_sees_that(what: str) -> None:
+def test_each_kind_of_violation_in_a_history_is_found(what: str) -> None:
     broken, found = BROKEN[what]
 
     assert found in violations(broken(), {PLACE: 4})[0]
 
 
-def test_the_check_sees_a_client_that_commits_before_it_works(
+def test_a_client_that_commits_before_it_processes_is_found(
     broker: BrokerProcess, processes: MemberProcesses, topic: str, partitions: list[Partition]
 ) -> None:
     group = Group(processes, broker.kafka, topic, partitions)

@@ -203,7 +203,7 @@ def test_the_report_is_a_table() -> None:
     ]  # fmt: skip
 
 
-def test_one_of_a_thing_is_singular() -> None:
+def test_a_count_of_one_is_singular() -> None:
     assert progress.counted(1, "partition") == "1 partition"
     assert progress.counted(2_000, "batch", "batches") == "2,000 batches"
 
@@ -225,7 +225,7 @@ def test_progress_is_rows_of_a_total_their_rate_and_the_time_left(
     assert shown.line() == "audit: looking"
 
 
-def test_without_a_terminal_progress_is_a_line_at_times_on_stderr(
+def test_progress_without_a_terminal_is_lines_on_stderr(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 0.01)

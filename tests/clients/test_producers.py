@@ -46,7 +46,7 @@ def test_a_client_creates_a_topic_of_three_partitions(
 
 
 @pytest.mark.parametrize("name", [name for name in CLIENTS if name not in ("kcat", "aiokafka")])
-def test_a_client_learns_that_a_topic_is_there_already(
+def test_creating_a_topic_that_exists_fails(
     broker: BrokerProcess, client: GetClient, topic: str, name: str
 ) -> None:
     client(name).create_topic(broker.kafka, topic, 1)
@@ -109,7 +109,7 @@ def test_two_idempotent_producers_have_two_ids(
 
 @pytest.mark.each_change
 @pytest.mark.parametrize("name", ["confluent-kafka", "kafka-python", "aiokafka", "kcat", "java"])
-def test_a_topic_comes_to_be_when_somebody_writes_to_it(
+def test_writing_to_an_unknown_topic_creates_it(
     broker: BrokerProcess, client: GetClient, topic: str, name: str
 ) -> None:
     client(name).produce(broker.kafka, topic, RECORDS[:3])
@@ -148,7 +148,7 @@ def test_a_record_that_is_too_large_is_refused_and_the_next_one_taken(
     )
     for size in (2_000_000, 10):
         producer.produce(topic, b"x" * size, on_delivery=lambda error, _: reports.append(error))
-        assert producer.flush(20) == 0
+        assert producer.flush(LIMIT_S) == 0
 
     refused, taken = reports
     assert refused is not None
@@ -192,7 +192,7 @@ def allow_any_timestamp(broker: BrokerProcess, topic: str) -> None:
         ],
     )
     admin = AdminClient({"bootstrap.servers": broker.kafka})
-    admin.incremental_alter_configs([resource])[resource].result(20)
+    admin.incremental_alter_configs([resource])[resource].result(LIMIT_S)
     broker.await_topic(topic)
 
 
@@ -222,7 +222,7 @@ def test_many_producers_and_partitions_at_once(
 
     def produce(writer: int) -> None:
         records = [Record(b"%d" % writer, b"%d" % n) for n in range(100)]
-        ready.wait(20)
+        ready.wait(LIMIT_S)
         for partition in range(partitions):
             writing_client: Client = ConfluentKafka()
             writing_client.produce(
@@ -231,7 +231,7 @@ def test_many_producers_and_partitions_at_once(
 
     with ThreadPoolExecutor(writers) as threads:
         for done in [threads.submit(produce, writer) for writer in range(writers)]:
-            done.result(60)
+            done.result(LIMIT_S)
 
     for partition in range(partitions):
         found = rows(broker, topic, partition)

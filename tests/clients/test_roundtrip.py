@@ -81,7 +81,9 @@ def log(request: pytest.FixtureRequest, written: Log) -> Log:
 @pytest.mark.pairwise
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("writer", CLIENTS)
-def test_what_a_client_wrote_is_rows(log: Log, client: GetClient, writer: str, codec: str) -> None:
+def test_the_records_of_a_client_are_rows(
+    log: Log, client: GetClient, writer: str, codec: str
+) -> None:
     found = rows(log.broker, log.topic(topic_of(writer, codec)))
 
     assert with_stored_timestamps(sent_by(client(writer)), found) == found

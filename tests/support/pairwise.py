@@ -1,9 +1,28 @@
-"""A few combinations that contain each pair of values of two parameters."""
+"""Which parameters of a test run in `make test`; the others are for `make test-all`.
 
-from collections.abc import Hashable, Iterable
+`pairwise` chooses a few combinations that contain each pair of values of two parameters.
+"""
+
+from collections.abc import Collection, Hashable, Iterable
 from itertools import combinations
+from typing import Any
+
+import pytest
 
 Combination = tuple[Hashable, ...]
+
+
+def also_in_test_all(always: Collection[Any], every: Iterable[Any]) -> list[Any]:
+    """`every` for pytest.mark.parametrize: those that are not in `always` only run in test-all."""
+    values = list(every)
+    unknown = [one for one in always if one not in values]
+    assert not unknown, f"{unknown} is not among {values}"
+    return [one if one in always else only_in_test_all(one) for one in values]
+
+
+def only_in_test_all(value: Any) -> Any:
+    values = value if isinstance(value, tuple) else (value,)
+    return pytest.param(*values, marks=pytest.mark.test_all)
 
 
 def pairs(combination: Combination) -> set[frozenset[tuple[int, Hashable]]]:

@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.support.pairwise import pairwise
+from tests.support.pairwise import also_in_test_all, pairwise
 
 FACTORS: list[tuple[Sequence[Hashable], ...]] = [
     (["a", "b"], ["x", "y", "z"]),
@@ -40,3 +40,13 @@ def test_a_pair_that_is_in_no_combination_is_not_looked_for() -> None:
 
 def test_all_values_of_a_single_parameter_are_chosen() -> None:
     assert pairwise([("a",), ("b",)]) == [("a",), ("b",)]
+
+
+def test_parameters_that_do_not_always_run_have_the_marker_test_all() -> None:
+    every = also_in_test_all([("a", 1)], [("a", 1), ("b", 2)])
+
+    assert every[0] == ("a", 1)
+    assert every[1].values == ("b", 2)
+    assert [mark.name for mark in every[1].marks] == ["test_all"]
+    with pytest.raises(AssertionError, match=r"\['c'\] is not among \['a', 'b'\]"):
+        also_in_test_all(["c"], ["a", "b"])

@@ -80,7 +80,7 @@ def expected(server: BrokerProcess, revision: int = 0) -> dict[str, list[object]
 @pytest.mark.parametrize(
     ("body", "rest"), [(HELLO, {}), (None, {"method": "GET", "query": HELLO})], ids=["POST", "GET"]
 )
-def test_it_is_answered_in_the_framing_asked_for_and_says_revision_0(
+def test_the_hello_is_answered_in_the_requested_framing_with_revision_0(
     server: BrokerProcess, body: str | None, rest: dict[str, str]
 ) -> None:
     answer = hello(server, body, **rest)
@@ -91,7 +91,7 @@ def test_it_is_answered_in_the_framing_asked_for_and_says_revision_0(
     assert {"x-clickhouse-query-id", "x-clickhouse-summary"} <= set(answer.headers)
 
 
-def test_it_is_compressed_where_that_is_asked_for(server: BrokerProcess) -> None:
+def test_the_hello_is_compressed_on_request(server: BrokerProcess) -> None:
     headers = {**WRITER, "Accept-Encoding": "gzip"}
     answer = hello(server, headers=headers, enable_http_compression=1)
     assert answer.headers["content-encoding"] == "gzip"
@@ -105,7 +105,7 @@ def test_older_and_newer_drivers_get_the_framing_of_their_revision(
     assert block(hello(server, revision=revision).body, revision) == expected(server)
 
 
-def test_what_follows_is_in_revision_0(server: BrokerProcess) -> None:
+def test_any_other_statement_is_answered_in_revision_0(server: BrokerProcess) -> None:
     sql = HELLO + " WHERE 1"
     followed = hello(server, sql)
     assert followed.body == hello(server, sql, revision=0).body
@@ -113,7 +113,7 @@ def test_what_follows_is_in_revision_0(server: BrokerProcess) -> None:
     assert revision == int(read(server, "SELECT revision()", headers=WRITER)) > 0
 
 
-def test_without_a_revision_the_statement_is_like_any_other(server: BrokerProcess) -> None:
+def test_the_hello_without_a_revision_is_an_ordinary_query(server: BrokerProcess) -> None:
     revision = int(read(server, "SELECT revision()", headers=WRITER))
     plain = ask(server, HELLO, headers=WRITER, default_format="Native")
     assert block(plain.body, 0) == expected(server, revision)
@@ -121,7 +121,7 @@ def test_without_a_revision_the_statement_is_like_any_other(server: BrokerProces
     assert hello(server, revision=0).body == plain.body
 
 
-def test_in_another_format_the_statement_is_like_any_other(server: BrokerProcess) -> None:
+def test_the_hello_in_another_format_is_an_ordinary_query(server: BrokerProcess) -> None:
     answer = hello(server, default_format="TSV")
     assert answer.body == ask(server, HELLO, headers=WRITER).body
 
@@ -133,14 +133,14 @@ def test_a_revision_that_is_not_a_number_is_refused(server: BrokerProcess, revis
     assert "client_protocol_version" in answer.text
 
 
-def test_settings_act_on_it(server: BrokerProcess) -> None:
+def test_settings_apply_to_the_hello(server: BrokerProcess) -> None:
     moved = block(hello(server, session_timezone="Asia/Tokyo").body, REVISION)
     assert moved["timezone()"] == ["Asia/Tokyo"]
     none = block(hello(server, offset=1).body, REVISION)
     assert none == {name: [] for name in NAMES}
 
 
-def test_it_is_refused_to_clients_that_may_not_read(server: BrokerProcess) -> None:
+def test_the_hello_is_refused_to_clients_that_may_not_read(server: BrokerProcess) -> None:
     for headers in ({}, basic("admin", "wrong")):
         answer = hello(server, headers=headers)
         assert answer.code == 516
@@ -159,7 +159,7 @@ def test_a_reader_without_credentials_does_not_learn_the_hosts_name(
     assert found == {**expected(server), "displayName()": ["brokerhouse"]}
 
 
-def test_it_is_checked_like_any_query(server: BrokerProcess) -> None:
+def test_the_hello_is_checked_like_any_query(server: BrokerProcess) -> None:
     assert hello(server, database="nosuch").code == 81
     assert hello(server, no_such_setting=1).code == 115
     assert hello(server, session_id="s", session_check=1).code == 372

@@ -45,7 +45,7 @@ def js(server: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize("options", COMPRESSION, ids=str)
-def test_a_reader_needs_no_options(js: Js, options: dict[str, Any]) -> None:
+def test_a_reader_queries_without_options(js: Js, options: dict[str, Any]) -> None:
     assert js.ask("ping", options) == {"success": True}
     assert js.ask("ping", options, select=True) == {"success": True}
     sql = "SELECT offset, value FROM brokerhouse.messages WHERE topic = {topic: String} LIMIT 2"
@@ -66,7 +66,7 @@ def test_parameters_are_values(js: Js) -> None:
     assert js.ask("query", {}, sql=sql, query_params=given) == [given]
 
 
-def test_settings_that_only_concern_http_are_taken(js: Js) -> None:
+def test_settings_of_the_http_interface_are_accepted(js: Js) -> None:
     settings = {
         "wait_end_of_query": 1, "send_progress_in_http_headers": 1, "max_result_rows": "1000",
         "http_headers_progress_interval_ms": "100", "output_format_json_quote_64bit_integers": 1,
@@ -77,7 +77,7 @@ def test_settings_that_only_concern_http_are_taken(js: Js) -> None:
 
 
 @pytest.mark.parametrize("options", COMPRESSION, ids=str)
-def test_errors_are_those_of_the_server(js: Js, options: dict[str, Any]) -> None:
+def test_errors_have_the_code_and_text_of_the_server(js: Js, options: dict[str, Any]) -> None:
     with pytest.raises(HelperError, match=r"60 UNKNOWN_TABLE: Unknown table .*nosuch"):
         js.ask("query", options, sql="SELECT * FROM nosuch")
     with pytest.raises(HelperError, match=r"497 ACCESS_DENIED: .*read-only"):
@@ -87,9 +87,7 @@ def test_errors_are_those_of_the_server(js: Js, options: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("options", COMPRESSION, ids=str)
-def test_an_error_within_a_result_does_not_look_like_its_end(
-    js: Js, options: dict[str, Any]
-) -> None:
+def test_an_error_within_a_result_is_raised(js: Js, options: dict[str, Any]) -> None:
     with pytest.raises(HelperError, match=r"395 .*: bang|ECONNRESET"):
         js.ask("stream", options, sql=BREAKS)
 
@@ -101,7 +99,7 @@ def test_a_session_keeps_its_settings(js: Js) -> None:
     assert rows == [{"rows": "77"}]
 
 
-def test_the_role_that_it_has_can_be_asked_for(js: Js) -> None:
+def test_a_client_can_ask_for_the_role_that_it_has(js: Js) -> None:
     sql = "SELECT currentRoles() AS roles"
     assert js.ask("query", {"role": "reader"}, sql=sql) == [{"roles": ["reader"]}]
     with pytest.raises(HelperError, match="512 SET_NON_GRANTED_ROLE"):
@@ -121,7 +119,7 @@ def test_an_aborted_query_ends(js: Js, server: BrokerProcess) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("options", COMPRESSION, ids=str)
-def test_a_user_who_may_write_inserts(
+def test_a_user_who_may_write_inserts_rows(
     js: Js, server: BrokerProcess, table: str, options: dict[str, Any], streamed: bool
 ) -> None:
     values = [{"a": n, "b": f"row '{n}'"} for n in range(5000)]

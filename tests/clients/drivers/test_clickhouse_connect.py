@@ -2,7 +2,6 @@
 
 import asyncio
 import datetime
-from collections.abc import Iterator
 from typing import Any
 
 import clickhouse_connect
@@ -12,17 +11,11 @@ from clickhouse_connect.driver.exceptions import DatabaseError, StreamFailureErr
 from clickhouse_connect.driver.external import ExternalData
 
 from tests.support.broker_process import BrokerProcess
-from tests.support.sql_client import PASSWORD, USER, broker_with_writer
+from tests.support.pairwise import also_in_test_all
+from tests.support.sql_client import PASSWORD, USER
 
 WHEN = datetime.datetime(2024, 2, 29, 12, 30, 15, 123000)
 FAILS_LATE = "SELECT throwIf(number = 3000000, 'bang') FROM numbers(100000000)"
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = broker_with_writer(tmp_path_factory.mktemp("connect") / "data")
-    yield process
-    process.stop()
 
 
 def client(server: BrokerProcess, **options: Any) -> Client:
@@ -52,14 +45,14 @@ def table(writer: Client, request: pytest.FixtureRequest) -> str:
     return name
 
 
-def test_it_connects_and_learns_about_the_server(reader: Client) -> None:
+def test_clickhouse_connect_reads_the_servers_version_and_database(reader: Client) -> None:
     assert reader.command("SELECT version()") == reader.server_version
     assert reader.ping()
     assert reader.command("SELECT currentDatabase()") == "brokerhouse"
     assert reader.get_client_setting("session_id")
 
 
-def test_queries_in_all_shapes(reader: Client) -> None:
+def test_a_query_is_read_in_each_shape(reader: Client) -> None:
     sql = "SELECT number AS n, toString(number) AS s FROM numbers(3) ORDER BY n"
     assert reader.query(sql).result_rows == [(0, "0"), (1, "1"), (2, "2")]
     assert reader.query(sql, column_oriented=True).result_set == [[0, 1, 2], ["0", "1", "2"]]
@@ -70,7 +63,7 @@ def test_queries_in_all_shapes(reader: Client) -> None:
     assert int(reader.query(sql).summary["read_rows"]) == 3
 
 
-def test_wide_rows_and_all_kinds_of_types_come_back(reader: Client) -> None:
+def test_wide_rows_and_all_kinds_of_types_are_read(reader: Client) -> None:
     rows = reader.query(
         "SELECT toInt256(-1), 1.5::Float32, '2020-01-01'::Date, [1, NULL], map('a', 1), (1, 'x'),"
         " toUUID('00112233-4455-6677-8899-aabbccddeeff'), toLowCardinality('l'), NULL, true,"
@@ -89,7 +82,7 @@ def test_parameters_are_bound_on_the_server(server: BrokerProcess, form: bool) -
     assert answer.result_rows == [(values["s"], values["l"], WHEN, None)]
 
 
-def test_streams_hold_blocks_not_results(reader: Client) -> None:
+def test_a_stream_gives_a_result_in_blocks(reader: Client) -> None:
     sql = "SELECT number, toString(number) FROM numbers(2000000)"
     with reader.query_row_block_stream(sql) as stream:
         assert sum(len(block) for block in stream) == 2_000_000
@@ -103,8 +96,10 @@ def test_a_stream_may_be_left_early(reader: Client) -> None:
     assert reader.command("SELECT 1") == 1
 
 
-@pytest.mark.parametrize("compress", [False, "lz4", "zstd", "gzip"])
-def test_inserts_and_results_in_every_compression(
+@pytest.mark.parametrize(
+    "compress", also_in_test_all(["lz4", "gzip"], [False, "lz4", "zstd", "gzip"])
+)
+def test_rows_are_inserted_and_read_in_each_compression(
     server: BrokerProcess, writer: Client, table: str, compress: Any
 ) -> None:
     squeezed = client(
@@ -117,12 +112,12 @@ def test_inserts_and_results_in_every_compression(
     ] == rows
 
 
-def test_deflated_results(server: BrokerProcess) -> None:
+def test_a_deflated_result_is_read(server: BrokerProcess) -> None:
     deflated = client(server, compress="deflate")
     assert len(deflated.query("SELECT number FROM numbers(1000000)").result_rows) == 1_000_000
 
 
-def test_inserts_in_all_shapes(writer: Client, table: str) -> None:
+def test_rows_are_inserted_in_each_shape(writer: Client, table: str) -> None:
     writer.insert(table, [[1, "x", [WHEN]]])
     writer.insert(table, [[2, 3], [None, "z"]], column_names=["a", "b"], column_oriented=True)
     writer.raw_insert(table, ["a", "b"], "4,w\n", fmt="CSV")
@@ -156,7 +151,7 @@ def test_errors_carry_clickhouses_code(reader: Client) -> None:
         reader.command("CREATE TABLE x (a Int8) ENGINE = Memory")
 
 
-def test_a_failure_in_the_middle_of_a_stream_is_told(reader: Client) -> None:
+def test_an_error_within_a_stream_is_raised(reader: Client) -> None:
     with (
         pytest.raises(StreamFailureError, match="bang"),
         reader.query_row_block_stream(FAILS_LATE) as stream,
@@ -170,7 +165,7 @@ def test_wrong_credentials_are_refused(server: BrokerProcess) -> None:
         client(server, username=USER, password="wrong")
 
 
-def test_its_session_keeps_settings_and_temporary_tables(writer: Client) -> None:
+def test_a_session_keeps_settings_and_temporary_tables(writer: Client) -> None:
     writer.command("CREATE TEMPORARY TABLE tmp (x Int8)")
     writer.insert("tmp", [[1], [2]])
     assert writer.query("SELECT sum(x) FROM tmp").result_rows == [(3,)]
@@ -192,7 +187,9 @@ def test_external_data_is_a_table_of_the_query(reader: Client) -> None:
         reader.query("SELECT * FROM x", external_data=evil)
 
 
-async def test_the_async_client(server: BrokerProcess) -> None:
+async def test_the_async_client_runs_queries_at_once_and_raises_errors(
+    server: BrokerProcess,
+) -> None:
     host, port = server.http.split(":")
     reader = await clickhouse_connect.get_async_client(host=host, port=int(port))
     try:

@@ -15,6 +15,8 @@ from tests.support import tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import PASSWORD, USER, read, write
 
+pytestmark = pytest.mark.test_all  # test_dbt_statements.py sends the statements of dbt
+
 LIMIT_S = 120
 
 

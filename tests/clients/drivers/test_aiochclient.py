@@ -1,7 +1,7 @@
 """aiochclient, unmodified."""
 
 import datetime
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -9,14 +9,7 @@ import pytest
 from aiochclient import ChClient, ChClientError
 
 from tests.support.broker_process import BrokerProcess
-from tests.support.sql_client import PASSWORD, USER, broker_with_writer
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = broker_with_writer(tmp_path_factory.mktemp("aiochclient") / "data")
-    yield process
-    process.stop()
+from tests.support.sql_client import PASSWORD, USER
 
 
 @pytest.fixture
@@ -33,7 +26,7 @@ def writer(server: BrokerProcess, http: aiohttp.ClientSession, **options: Any) -
     return reader(server, http, user=USER, password=PASSWORD, **options)
 
 
-async def test_it_finds_the_server_alive(
+async def test_aiochclient_finds_the_server_alive(
     server: BrokerProcess, http: aiohttp.ClientSession
 ) -> None:
     assert await reader(server, http).is_alive()
@@ -41,7 +34,7 @@ async def test_it_finds_the_server_alive(
 
 
 @pytest.mark.parametrize("compress", [False, True])
-async def test_it_fetches(
+async def test_aiochclient_fetches_rows_in_each_shape(
     server: BrokerProcess, http: aiohttp.ClientSession, compress: bool
 ) -> None:
     client = reader(server, http, compress_response=compress)
@@ -58,14 +51,18 @@ async def test_it_fetches(
     assert await client.fetch("SELECT 1 AS a", json=True) == [{"a": 1}]
 
 
-async def test_it_shows_and_describes(server: BrokerProcess, http: aiohttp.ClientSession) -> None:
+async def test_aiochclient_shows_and_describes_tables(
+    server: BrokerProcess, http: aiohttp.ClientSession
+) -> None:
     client = reader(server, http, database="brokerhouse")
     assert "messages" in [row[0] for row in await client.fetch("SHOW TABLES")]
     assert (await client.fetch("DESCRIBE messages"))[0]["name"] == "topic"
     assert await client.fetchval("EXISTS messages") == 1
 
 
-async def test_it_writes(server: BrokerProcess, http: aiohttp.ClientSession) -> None:
+async def test_aiochclient_inserts_rows_in_each_shape(
+    server: BrokerProcess, http: aiohttp.ClientSession
+) -> None:
     client = writer(server, http)
     await client.execute(
         "CREATE TABLE t (a UInt8, b Tuple(Date, Nullable(Float32)), c String)"
@@ -97,7 +94,7 @@ async def test_a_session_keeps_temporary_tables(
     assert await client.fetchval("SELECT sum(a) FROM tmp") == 3
 
 
-async def test_errors_say_what_clickhouse_says(
+async def test_errors_have_the_text_of_clickhouse(
     server: BrokerProcess, http: aiohttp.ClientSession
 ) -> None:
     client = reader(server, http)

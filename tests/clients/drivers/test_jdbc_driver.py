@@ -152,7 +152,7 @@ def test_rows_are_limited_and_parameters_are_values(jdbc: Jdbc) -> None:
     assert row == {"a": "5", "b": text, "c": "10"}
 
 
-def test_errors_are_those_of_the_server(jdbc: Jdbc) -> None:
+def test_errors_have_the_code_and_text_of_the_server(jdbc: Jdbc) -> None:
     jdbc.open()
     with pytest.raises(HelperError, match=r"Code: 60\. DB::Exception: Unknown table .*nosuch"):
         jdbc.query("SELECT * FROM nosuch")
@@ -160,7 +160,7 @@ def test_errors_are_those_of_the_server(jdbc: Jdbc) -> None:
         jdbc.query("SELECT 1/")
 
 
-def test_an_error_within_a_result_does_not_look_like_its_end(jdbc: Jdbc) -> None:
+def test_an_error_within_a_result_is_raised(jdbc: Jdbc) -> None:
     jdbc.open()
     with pytest.raises(HelperError, match=r"Failed to read|Premature end"):
         jdbc.query(BREAKS)
@@ -176,7 +176,7 @@ def test_a_statement_is_cancelled(jdbc: Jdbc, server: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("properties", COMPRESSION, ids=str)
-def test_a_user_who_may_write_inserts(
+def test_a_user_who_may_write_inserts_rows(
     jdbc: Jdbc, server: BrokerProcess, table: str, properties: dict[str, str]
 ) -> None:
     jdbc.open(**LOGIN, **properties)

@@ -15,6 +15,8 @@ from tests.support.broker_process import BrokerProcess
 from tests.support.helper_process import HelperError, HelperProcess
 from tests.support.sql_client import PASSWORD, USER, read
 
+pytestmark = pytest.mark.test_all  # the driver is built
+
 LOGIN = {"User": USER, "Password": PASSWORD}
 COMPRESSION = ("", "none", "lz4", "zstd", "gzip", "deflate", "br")
 BREAKS = "SELECT throwIf(number = 3000000, 'bang'), repeat('x', 20) FROM numbers(100000000)"
@@ -39,7 +41,7 @@ def go(server: BrokerProcess, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.mark.parametrize("compression", COMPRESSION)
-def test_a_reader_needs_no_options(go: Go, compression: str) -> None:
+def test_a_reader_queries_without_options(go: Go, compression: str) -> None:
     assert "server version 26." in go.ask("version", Compression=compression)
     rows = go.ask(
         "query",
@@ -54,7 +56,7 @@ def test_a_reader_needs_no_options(go: Go, compression: str) -> None:
 
 
 @pytest.mark.parametrize("compression", COMPRESSION)
-def test_errors_are_those_of_the_server(go: Go, compression: str) -> None:
+def test_errors_have_the_code_and_text_of_the_server(go: Go, compression: str) -> None:
     with pytest.raises(HelperError, match=r"code: 60, message: Unknown table .*'nosuch'"):
         go.ask("query", "SELECT * FROM nosuch", Compression=compression)
     with pytest.raises(HelperError, match=r"code: 497, message: .* SQL is read-only"):
@@ -64,7 +66,7 @@ def test_errors_are_those_of_the_server(go: Go, compression: str) -> None:
 
 
 @pytest.mark.parametrize("compression", COMPRESSION)
-def test_an_error_within_a_result_is_told(go: Go, compression: str) -> None:
+def test_an_error_within_a_result_is_raised(go: Go, compression: str) -> None:
     with pytest.raises(HelperError, match=r"code: 395, message: bang: while executing"):
         go.ask("query", BREAKS, Compression=compression)
 

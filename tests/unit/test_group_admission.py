@@ -46,11 +46,6 @@ def test_a_member_is_given_an_id_and_joins_with_it() -> None:
     assert asked.joined.member_id == member_id
 
 
-def test_an_old_client_joins_without_an_id() -> None:
-    _, (member_id,) = joined(ANY)
-    assert member_id.startswith("client-")
-
-
 def test_a_static_member_joins_without_an_id() -> None:
     at = Coordinator()
     asked = at.join(instance="s", handshake=True)

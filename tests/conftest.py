@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from tests.support import broker_process, cluster_processes
+from tests.support import broker_process, cluster_processes, examples
 from tests.support.broker_process import BrokerProcess
 from tests.support.cluster_broker import ClusterBroker
 from tests.support.cluster_processes import Cluster
@@ -133,6 +133,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    examples.choose_how_many(everything="test_all" in str(config.getoption("markexpr")))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background of a shell: what is started from here would not hear Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -40,7 +40,7 @@ def log_block(value: bytes) -> bytes:
 )
 def test_it_holds_one_block_whatever_it_held_before(file: BlockFile, sizes: Sequence[int]) -> None:
     for held in ([1], [5, 5], [4 * MIB, 4 * MIB], [9 * MIB]):
-        file.fill([log_block(b"before" * size) for size in held])
+        file.fill([log_block(b"?" * size) for size in held])
         blocks = [log_block(bytes([number]) * size) for number, size in enumerate(sizes)]
         file.fill(blocks)
         assert Path(file.path).read_bytes() == merge_blocks(blocks)

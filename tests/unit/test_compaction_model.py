@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.compaction_model import ABORT, COMMIT, History, Row, Rules, decided, state
+from tests.support.examples import up_to
 
 RULES = Rules(0, retention_ms=20, retry_ms=5, known_ms=12)
 KEYS = [b"a", b"b"]
@@ -72,7 +73,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=up_to(500))
 @given(st.lists(ACTIONS, max_size=25))
 def test_who_reads_in_time_knows_the_last_value_of_every_key(
     actions: Sequence[tuple[object, ...]],
@@ -83,7 +84,7 @@ def test_who_reads_in_time_knows_the_last_value_of_every_key(
         log.check()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=up_to(200))
 @given(st.lists(ACTIONS, max_size=40))
 def test_after_enough_runs_one_record_of_each_key_is_left(
     actions: Sequence[tuple[object, ...]],

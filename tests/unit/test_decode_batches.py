@@ -161,7 +161,9 @@ def test_a_refused_batch_leaves_the_batches_around_it(module: Any) -> None:
     assert builder.finish() == expected.finish()
 
 
-@pytest.mark.parametrize("topics", [254, 255, 256, 65_535, 65_536])
+@pytest.mark.parametrize(
+    "topics", [254, 255, 256, pytest.param(65_535, marks=pytest.mark.test_all), 65_536]
+)
 def test_many_topics_widen_the_indexes_of_the_dictionary(topics: int) -> None:
     batch = batch_of(Record(value=None))
     builder = COMPILED.BlockBuilder(0)

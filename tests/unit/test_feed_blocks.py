@@ -154,7 +154,10 @@ class ModelFeeder:
             now = completed(now, Counted(now.offsets.end - now.offsets.first))
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(40), *(pytest.param(seed, marks=pytest.mark.test_all) for seed in range(40, 200))],
+)
 def test_feeders_that_die_and_sleep_anywhere_store_each_record_once(seed: int) -> None:
     chance = random.Random(seed)
     model = Model()

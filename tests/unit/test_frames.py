@@ -6,7 +6,7 @@ import tracemalloc
 from itertools import chain, pairwise, repeat
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol._frames import FrameError, FrameReader
@@ -72,7 +72,6 @@ large_bodies = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(large_bodies, st.lists(st.integers(1, 1 << 18), min_size=1, max_size=20))
 def test_the_rest_of_a_large_frame_may_be_received_in_its_place(
     bodies: list[bytes], sizes: list[int]

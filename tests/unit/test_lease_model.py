@@ -510,7 +510,11 @@ def check(size: Size) -> None:
     assert way is None, "\n".join(way)
 
 
-@pytest.mark.parametrize("size", [TWO_BROKERS, RELEASES, STARTS_AGAIN], ids=str)
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(TWO_BROKERS, marks=pytest.mark.test_all), ONE_OFFSET, RELEASES, STARTS_AGAIN],
+    ids=str,
+)
 def test_nothing_that_can_happen_does_harm(size: Size) -> None:
     check(size)
 
@@ -521,8 +525,18 @@ def test_nothing_that_can_happen_in_a_larger_cluster_does_harm(size: Size) -> No
     check(size)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("rule", Rule, ids=lambda rule: rule.name)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Rule.EPOCH_GROWS,
+        *(
+            pytest.param(rule, marks=pytest.mark.test_all)
+            for rule in Rule
+            if rule is not Rule.EPOCH_GROWS
+        ),
+    ],
+    ids=lambda rule: rule.name,
+)
 def test_every_rule_is_needed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     if rule is Rule.MARGIN:
         monkeypatch.setattr(leases, "DRIFT", 1)

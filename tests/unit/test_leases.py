@@ -9,7 +9,7 @@ from dataclasses import replace
 from uuid import UUID, uuid5
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.cluster.leases import (
@@ -182,7 +182,6 @@ slots_of_maps = st.tuples(
 
 
 @given(st.lists(slots_of_maps, max_size=20))
-@settings(max_examples=50)
 def test_a_map_is_the_same_after_it_was_text(slots: list[Slot]) -> None:
     slot_map = SlotMap(tuple(slots))
     assert SlotMap.from_text(slot_map.to_text()) == slot_map
@@ -435,7 +434,6 @@ def test_rows_of_old_sessions_are_forgotten_by_one_when_no_slot_refers_to_them()
     st.sets(st.integers(1, 6), min_size=1),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=100, deadline=None)
 def test_plans_lead_to_even_shares_in_a_few_steps_and_then_nothing_moves(
     count: int, owners: list[int], alive: set[int], chance: object
 ) -> None:

@@ -306,9 +306,15 @@ def test_indexes_are_read_in_every_width(width_log2: int, flags: int) -> None:
     assert merged([one, one]) == expected
 
 
-@pytest.mark.parametrize("kind", [TEXT, MAYBE])
 @pytest.mark.parametrize(
-    ("keys", "width_log2"), [(255, 0), (256, 0), (257, 1), (65_536, 1), (65_537, 2)]
+    ("kind", "keys", "width_log2"),
+    [
+        *((kind, *one) for kind in (TEXT, MAYBE) for one in ((255, 0), (256, 0), (257, 1))),
+        (TEXT, 65_536, 1),
+        (TEXT, 65_537, 2),
+        pytest.param(MAYBE, 65_536, 1, marks=pytest.mark.test_all),
+        pytest.param(MAYBE, 65_537, 2, marks=pytest.mark.test_all),
+    ],
 )
 def test_many_keys_widen_the_indexes(keys: int, width_log2: int, kind: str) -> None:
     names = [b"%d" % n if n else b"" for n in range(keys)]
@@ -394,7 +400,9 @@ def test_bytes_after_a_block_are_refused(merger: Any, name: str) -> None:
                 merger.merge_blocks(blocks)
 
 
-@pytest.mark.parametrize("name", small_blocks())
+@pytest.mark.parametrize(
+    "name", ["one", "two keys", "empty", pytest.param("log", marks=pytest.mark.test_all)]
+)
 def test_a_changed_byte_is_refused_or_makes_another_block(name: str) -> None:
     whole = small_blocks()[name]
     for at in range(len(whole)):

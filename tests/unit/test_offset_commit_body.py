@@ -53,9 +53,16 @@ def test_it_is_what_kafka_python_encodes(version: int, asked: list[AnsweredTopic
     ) == encoded_by_kafka_python(version, asked)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("count", [126, 127, 128, 20_000])
-def test_counts_of_any_length(version: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("version", "count"),
+    [
+        *((version, count) for version in VERSIONS for count in (126, 127, 128)),
+        *((version, 20_000) for version in (API.min_version, API.max_version)),
+    ],
+)
+def test_a_body_with_any_number_of_topics_and_partitions_is_that_of_kafka_python(
+    version: int, count: int
+) -> None:
     asked = [AnsweredTopic("t" * count, UUID(int=1), [(n, 0) for n in range(count)])]
     asked += [AnsweredTopic("", UUID(int=0), [])] * count
     assert response_frame(

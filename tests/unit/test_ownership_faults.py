@@ -234,7 +234,9 @@ async def live_through_faults(cluster: Cluster, for_s: float) -> None:
         broker.server.abandon_slots()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.test_all) for seed in (2, 3))]
+)
 def test_nothing_that_was_acknowledged_is_lost_whatever_fails(seed: int) -> None:
     simulate(lambda cluster: live_through_faults(cluster, 120), seed=seed)
 

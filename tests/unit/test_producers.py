@@ -24,6 +24,7 @@ from protocol.errors import (
     OutOfOrderSequenceNumber,
     UnknownProducerId,
 )
+from tests.support.examples import up_to
 
 LAST = 2**31 - 1
 
@@ -288,4 +289,4 @@ def recovered(log: list[tuple[int, int, int]], producer: int) -> ProducerEntry |
 
 
 TestProducers = Producers.TestCase
-TestProducers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestProducers.settings = settings(max_examples=up_to(60), stateful_step_count=40)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from broker.log.tail_cache import CachedBatch, PartitionTail, TailCache
+from tests.support.examples import up_to
 
 OVERHEAD_BYTES = 250
 
@@ -170,4 +171,4 @@ class Tails(RuleBasedStateMachine):
 
 
 TestTails = Tails.TestCase
-TestTails.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestTails.settings = settings(max_examples=up_to(50), stateful_step_count=40)

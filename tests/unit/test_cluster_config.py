@@ -51,7 +51,7 @@ def changed(old: str, new: str) -> str:
     return TWO_SHARDS.replace(old, new)
 
 
-def test_a_file_without_a_cluster_has_none(tmp_path: Path) -> None:
+def test_a_settings_file_without_a_cluster_table_configures_no_cluster(tmp_path: Path) -> None:
     assert load_cluster(write(tmp_path, "node_id = 3\n"), {}) is None
 
 
@@ -66,7 +66,7 @@ def test_shards_have_slots_and_replicas_in_order(tmp_path: Path) -> None:
     assert config.shard("c") is None
 
 
-def test_the_brokers_settings_stand_in_the_same_file(tmp_path: Path) -> None:
+def test_settings_of_the_broker_are_read_from_the_same_file(tmp_path: Path) -> None:
     path = write(tmp_path, f"node_id = 3\n{TWO_SHARDS}")
     assert load({}, path, {}).settings.node_id == 3
     config = load_cluster(path, {})
@@ -74,7 +74,7 @@ def test_the_brokers_settings_stand_in_the_same_file(tmp_path: Path) -> None:
     assert config.slots == 8
 
 
-def test_what_is_not_said_suits_replicated_servers(tmp_path: Path) -> None:
+def test_the_defaults_of_a_cluster_suit_replicated_servers(tmp_path: Path) -> None:
     config = loaded(tmp_path, TWO_SHARDS)
     assert (config.replicated, config.distributed) == (True, True)
     assert (config.quorum, config.quorum_min) == (2, 1)
@@ -86,7 +86,9 @@ def test_what_is_not_said_suits_replicated_servers(tmp_path: Path) -> None:
     [(', "http://ch-1b"', ""), ("slots = 8\n", "slots = 8\nreplicated = false\n")],
     ids=["a shard with one replica", "nothing replicated"],
 )
-def test_the_quorum_is_one_where_there_cannot_be_two(tmp_path: Path, old: str, new: str) -> None:
+def test_the_default_quorum_is_one_where_a_shard_has_one_replica(
+    tmp_path: Path, old: str, new: str
+) -> None:
     assert loaded(tmp_path, changed(old, new)).quorum == 1
 
 
@@ -97,7 +99,7 @@ def test_a_shard_that_was_added_later_has_no_slots(tmp_path: Path) -> None:
     assert all(slot.shards != ("c",) for slot in config.first_map().slots)
 
 
-def test_the_password_is_the_first_line_of_a_file_beside_this_one(tmp_path: Path) -> None:
+def test_the_password_is_the_first_line_of_the_file_that_is_named(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("tiger\r\n\n")
     config = loaded(tmp_path, changed("slots = 8\n", 'slots = 8\npassword_file = "secret"\n'))
     assert config.password.get_secret_value() == "tiger"
@@ -137,7 +139,7 @@ def test_a_mistake_in_a_cluster_file_is_reported_in_one_sentence(
 
 
 @pytest.mark.parametrize("key", ["password_file", "tls_ca"])
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, key: str) -> None:
+def test_a_missing_file_is_named_in_the_error(tmp_path: Path, key: str) -> None:
     told = refusal(tmp_path, changed("slots = 8", f'slots = 8\n{key} = "gone"'))
     assert f"{key} {tmp_path / 'gone'}" in told
     assert "\n" not in told

@@ -54,7 +54,7 @@ def rendered(content: str) -> str:
     return statement
 
 
-def test_every_table_of_rows_is_replicated_at_a_place_of_its_own() -> None:
+def test_every_table_of_rows_is_replicated_under_its_own_path() -> None:
     made = [one.statement for one in shard_migrations(REPLICATED)]
     tables = [one for one in made if one.startswith("CREATE TABLE")]
     places = [re.findall(r"^ENGINE = Replicated\w*MergeTree\('([^']+)', '{replica}'", one, re.M)
@@ -64,7 +64,7 @@ def test_every_table_of_rows_is_replicated_at_a_place_of_its_own() -> None:
     assert ["/clickhouse/tables/{shard}/brokerhouse/messages"] in places
 
 
-def test_the_arguments_of_an_engine_stay_behind_those_of_replication() -> None:
+def test_the_arguments_of_an_engine_follow_those_of_replication() -> None:
     (members,) = (
         one.statement for one in shard_migrations(REPLICATED) if one.name == "group_member_versions"
     )
@@ -74,7 +74,7 @@ def test_the_arguments_of_an_engine_stay_behind_those_of_replication() -> None:
     )
 
 
-def test_windows_of_deduplication_are_those_of_replication_and_bounded() -> None:
+def test_a_replicated_table_has_a_bounded_replicated_deduplication_window() -> None:
     for statement in statements(REPLICATED):
         assert "non_replicated" not in statement
         for window in re.findall(r"replicated_deduplication_window = (\d+)", statement):
@@ -124,7 +124,7 @@ OVER_ALL_SHARDS = [
 
 
 @pytest.mark.parametrize("view", OVER_ALL_SHARDS, ids=lambda view: str(view.name))
-def test_the_whole_cluster_asks_other_shards_once(view: ClusterMigration) -> None:
+def test_a_view_over_all_shards_queries_other_shards_once(view: ClusterMigration) -> None:
     """A join or IN that is not GLOBAL would be looked up by every shard, on every shard."""
     statement = view.statement
     assert SHARD_DATABASE not in statement
@@ -158,7 +158,7 @@ def test_every_statement_can_run_on_cluster() -> None:
         assert re.fullmatch(r"[A-Z ]+ [a-z_.]+", head)
 
 
-def test_the_registry_of_a_cluster_has_a_place_that_no_other_cluster_has() -> None:
+def test_the_registries_of_two_clusters_have_different_places() -> None:
     other = ClusterLayout("other", replicated=True, distributed=True)
     both = [set(re.findall(r"KeeperMap\('([^']+)'\)", "".join(statements_of_foundation(layout))))
             for layout in (REPLICATED, other)]  # fmt: skip
@@ -188,7 +188,7 @@ def test_a_migration_that_does_not_fit_a_cluster_is_refused(complaint: str, cont
     assert complaint in str(refused.value)
 
 
-def test_an_index_changes_the_tables_of_the_shards_alone() -> None:
+def test_an_index_changes_only_the_tables_of_the_shards() -> None:
     content = (
         "-- index of messages; cluster: nothing\n"
         "ALTER TABLE ${messages} ADD INDEX IF NOT EXISTS more key TYPE minmax;\n"
@@ -199,7 +199,7 @@ def test_an_index_changes_the_tables_of_the_shards_alone() -> None:
     assert not any(one.statement.startswith("ALTER") for one in people_migrations(REPLICATED))
 
 
-def test_the_files_of_docker_compose_say_the_same() -> None:
+def test_the_files_of_docker_compose_agree_on_names_and_numbers() -> None:
     """Names and numbers that stand in several places."""
     config = load_cluster(PROJECT / "docker/cluster.toml", {"CLICKHOUSE_PASSWORD": "x"})
     assert config is not None

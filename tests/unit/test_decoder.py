@@ -88,7 +88,7 @@ def test_a_request_that_is_cut_anywhere_is_refused(api: Api, version: int) -> No
 
 
 @pytest.mark.parametrize(("api", "version"), VERSIONS)
-def test_spoiled_requests_are_refused_or_read_to_their_end_at_most(api: Api, version: int) -> None:
+def test_a_damaged_request_is_refused_or_read_to_its_end_at_most(api: Api, version: int) -> None:
     rnd = random.Random(2)
     decode = decoder(api.request, version)
     for _ in range(up_to(200)):
@@ -156,7 +156,7 @@ def test_a_varint_has_32_bits_at_most(data: bytes) -> None:
         ),
     ],
 )
-def test_the_time_grows_with_the_bytes_only(data: bytes) -> None:
+def test_the_time_to_decode_grows_only_with_the_bytes(data: bytes) -> None:
     """Both took minutes with the decoders of kafka-python."""
     began = time.process_time()
     with pytest.raises(REFUSED):

@@ -493,7 +493,7 @@ QUIET = settings(
 
 @settings(QUIET, max_examples=up_to(2_000))
 @given(HISTORIES, st.booleans())
-def test_whatever_happens_a_group_keeps_its_promises(
+def test_a_group_keeps_its_promises_in_random_histories(
     history: list[tuple[Step, int]], silent: bool
 ) -> None:
     play(history, silent=silent)
@@ -502,7 +502,7 @@ def test_whatever_happens_a_group_keeps_its_promises(
 @pytest.mark.fuzz
 @settings(QUIET, max_examples=200_000)
 @given(HISTORIES, st.booleans())
-def test_whatever_happens_in_many_histories_a_group_keeps_its_promises(
+def test_a_group_keeps_its_promises_in_very_many_random_histories(
     history: list[tuple[Step, int]], silent: bool
 ) -> None:
     play(history, silent=silent)

@@ -515,13 +515,13 @@ def check(size: Size) -> None:
     [pytest.param(TWO_BROKERS, marks=pytest.mark.test_all), ONE_OFFSET, RELEASES, STARTS_AGAIN],
     ids=str,
 )
-def test_nothing_that_can_happen_does_harm(size: Size) -> None:
+def test_no_order_of_events_breaks_a_lease(size: Size) -> None:
     check(size)
 
 
 @pytest.mark.fuzz
 @pytest.mark.parametrize("size", LARGE, ids=str)
-def test_nothing_that_can_happen_in_a_larger_cluster_does_harm(size: Size) -> None:
+def test_no_order_of_events_breaks_a_lease_in_a_larger_cluster(size: Size) -> None:
     check(size)
 
 
@@ -537,7 +537,9 @@ def test_nothing_that_can_happen_in_a_larger_cluster_does_harm(size: Size) -> No
     ],
     ids=lambda rule: rule.name,
 )
-def test_every_rule_is_needed(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_finds_the_violation_of_each_rule(
+    rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if rule is Rule.MARGIN:
         monkeypatch.setattr(leases, "DRIFT", 1)
     size = _FOUND_IN.get(rule, ONE_OFFSET)

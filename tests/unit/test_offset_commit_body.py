@@ -47,7 +47,9 @@ def encoded_by_kafka_python(version: int, asked: list[AnsweredTopic]) -> bytes:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @given(asked=st.lists(topics, max_size=4))
-def test_it_is_what_kafka_python_encodes(version: int, asked: list[AnsweredTopic]) -> None:
+def test_an_offset_commit_body_is_the_one_that_kafka_python_encodes(
+    version: int, asked: list[AnsweredTopic]
+) -> None:
     assert response_frame(
         API, version, offset_commit_body(version, asked)
     ) == encoded_by_kafka_python(version, asked)
@@ -60,9 +62,7 @@ def test_it_is_what_kafka_python_encodes(version: int, asked: list[AnsweredTopic
         *((version, 20_000) for version in (API.min_version, API.max_version)),
     ],
 )
-def test_a_body_with_any_number_of_topics_and_partitions_is_that_of_kafka_python(
-    version: int, count: int
-) -> None:
+def test_an_offset_commit_body_has_counts_of_any_length(version: int, count: int) -> None:
     asked = [AnsweredTopic("t" * count, UUID(int=1), [(n, 0) for n in range(count)])]
     asked += [AnsweredTopic("", UUID(int=0), [])] * count
     assert response_frame(

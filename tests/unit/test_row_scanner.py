@@ -109,7 +109,7 @@ def check_as_python(text: bytes) -> None:
 
 @settings(max_examples=up_to(1000))
 @given(st.binary(max_size=200))
-def test_any_bytes_are_rows_or_have_a_reason(data: bytes) -> None:
+def test_any_bytes_are_scanned_or_refused_with_a_reason(data: bytes) -> None:
     for scanner in (SCANNER, CSV):
         error_of(scanner.scan_record(7, data))
         error_of(scanner.scan_record(7, b'{"items": [' + data + b'], "any": ' + data + b"}"))
@@ -117,7 +117,7 @@ def test_any_bytes_are_rows_or_have_a_reason(data: bytes) -> None:
         SCANNER.scan_file(b"m" * 16 + b"\0" * 8 + b"\xff" * 12 + data, b"m" * 16)
 
 
-def test_an_escaped_text_is_read_as_it_was_meant() -> None:
+def test_an_escaped_text_is_unescaped() -> None:
     scanner = RowLayout([Column("v", "String", ("v",))], Format.RAW).scanner()
     assert scanner.scan_record(7, b"x\0\xff").endswith(b"\0\0\x03x\0\xff")
     scanner = RowLayout([Column("v", "String", ("v",))], Format.JSON).scanner()

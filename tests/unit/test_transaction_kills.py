@@ -518,7 +518,7 @@ async def test_no_two_kills_show_an_error_to_a_client(script: str, version: int)
 
 
 @pytest.mark.parametrize(("script", "version"), cases(("commits", 1), ("commits", 2)))
-async def test_a_client_whose_time_was_up_while_the_broker_was_away_is_fenced(
+async def test_a_client_whose_transaction_timed_out_during_a_restart_is_fenced(
     script: str, version: int
 ) -> None:
     fenced = 0

@@ -162,7 +162,13 @@ def test_a_refused_batch_does_not_change_the_batches_around_it(module: Any) -> N
 
 
 @pytest.mark.parametrize(
-    "topics", [254, 255, 256, pytest.param(65_535, marks=pytest.mark.test_all), 65_536]
+    "topics",
+    [
+        254,
+        255,
+        256,
+        *(pytest.param(topics, marks=pytest.mark.test_all) for topics in (65_535, 65_536)),
+    ],
 )
 def test_many_topics_widen_the_indexes_of_the_dictionary(topics: int) -> None:
     batch = batch_of(Record(value=None))

@@ -512,7 +512,11 @@ def check(size: Size) -> None:
 
 @pytest.mark.parametrize(
     "size",
-    [pytest.param(TWO_BROKERS, marks=pytest.mark.test_all), ONE_OFFSET, RELEASES, STARTS_AGAIN],
+    [
+        ONE_OFFSET,
+        RELEASES,
+        *(pytest.param(size, marks=pytest.mark.test_all) for size in (TWO_BROKERS, STARTS_AGAIN)),
+    ],
     ids=str,
 )
 def test_no_order_of_events_breaks_a_lease(size: Size) -> None:

@@ -47,8 +47,13 @@ def parsed(name: str) -> ast.Module:
     return ast.parse(MODULES[name].read_text())
 
 
-def imported(name: str) -> Iterator[str]:
+@cache
+def imported(name: str) -> frozenset[str]:
     """What a module imports of the project, wherever in the file the import stands."""
+    return frozenset(_imported(name))
+
+
+def _imported(name: str) -> Iterator[str]:
     for node in ast.walk(parsed(name)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in MODULES)

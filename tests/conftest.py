@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import broker_process, cluster_processes, tokens
+from tests.support import broker_process, cluster_processes, examples, tokens
 from tests.support.broker_process import BrokerProcess
 from tests.support.cluster_broker import ClusterBroker
 from tests.support.cluster_network import network
@@ -141,6 +141,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    is_quick = "not test_all" in str(config.getoption("markexpr"))
+    examples.choose_how_many(everything=not is_quick)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # Started in the background of a shell: what is started from here would not hear Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)

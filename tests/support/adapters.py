@@ -10,7 +10,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from typing import Any, cast
 
@@ -33,13 +33,39 @@ LINGER_MS = 20
 """Long enough for several records to share a batch."""
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A partition, and a broker that knows it."""
+
+    address: str
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first record to read: the one at this offset, or the first at this time or later."""
+
+    number: int
+    is_time: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How records are sent. None: as the client does by default."""
+
+    codec: str
+    acks: str | None
+    idempotent: bool | None
+
+
 class Client(ABC):
-    """`acks` and `idempotent` None mean the client's own default."""
+    """What tests call is written here once. A client implements `create_topic`, `_produce` and
+    `_read`."""
 
     @abstractmethod
     def create_topic(self, address: str, topic: str, partitions: int) -> None: ...
 
-    @abstractmethod
     def produce(
         self,
         address: str,
@@ -51,18 +77,29 @@ class Client(ABC):
         acks: str | None = None,
         idempotent: bool | None = None,
     ) -> None:
-        """Returns when all are acknowledged, or with acks=0 when all are sent."""
+        """Returns when all are acknowledged, or with acks=0 when all are sent. `acks` and
+        `idempotent` None mean the client's own default."""
+        at = Place(address, topic, partition)
+        self._produce(at, records, Sending(codec, acks, idempotent))
 
-    @abstractmethod
     def read_from_offset(
         self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
-    ) -> list[Record]: ...
+    ) -> list[Record]:
+        return self._read(Place(address, topic, partition), Start(offset), count)
 
-    @abstractmethod
     def read_from_timestamp(
         self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
     ) -> list[Record]:
         """Read from the first record whose timestamp is `timestamp_ms` or later."""
+        return self._read(
+            Place(address, topic, partition), Start(timestamp_ms, is_time=True), count
+        )
+
+    @abstractmethod
+    def _produce(self, at: Place, records: Sequence[Record], how: Sending) -> None: ...
+
+    @abstractmethod
+    def _read(self, at: Place, start: Start, count: int) -> list[Record]: ...
 
     def can_send(self, record: Record) -> bool:
         return True
@@ -108,36 +145,18 @@ class KafkaPython(CommittingClient):
         finally:
             admin.close()
 
-    def produce(
-        self,
-        address: str,
-        topic: str,
-        records: Sequence[Record],
-        *,
-        partition: int = 0,
-        codec: str = "none",
-        acks: str | None = None,
-        idempotent: bool | None = None,
-    ) -> None:
-        options: dict[str, object] = (
-            {} if idempotent is None else {"enable_idempotence": idempotent}
-        )
-        if acks is not None:
-            options["acks"] = acks if acks == "all" else int(acks)
+    def _produce(self, at: Place, records: Sequence[Record], how: Sending) -> None:
         producer = kafka.KafkaProducer(
-            bootstrap_servers=address,
-            compression_type=None if codec == "none" else codec,
-            linger_ms=LINGER_MS,
-            **options,
+            bootstrap_servers=at.address, linger_ms=LINGER_MS, **_python_options(how)
         )
         try:
             sent = [
                 producer.send(
-                    topic,
+                    at.topic,
                     key=record.key,
                     value=record.value,
                     headers=list(record.headers),
-                    partition=partition,
+                    partition=at.partition,
                     timestamp_ms=record.timestamp_ms,
                 )
                 for record in records
@@ -148,34 +167,17 @@ class KafkaPython(CommittingClient):
         finally:
             producer.close(timeout=LIMIT_S)
 
-    def read_from_offset(
-        self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
-    ) -> list[Record]:
-        return self._read(address, topic, partition, lambda consumer, _: offset, count)
-
-    def read_from_timestamp(
-        self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
-    ) -> list[Record]:
-        def find(consumer: Any, assigned: Any) -> int:
-            return int(consumer.offsets_for_times({assigned: timestamp_ms})[assigned].offset)
-
-        return self._read(address, topic, partition, find, count)
-
-    def _read(
-        self,
-        address: str,
-        topic: str,
-        partition: int,
-        find_start: Callable[[Any, Any], int],
-        count: int,
-    ) -> list[Record]:
-        assigned = kafka.TopicPartition(topic, partition)
+    def _read(self, at: Place, start: Start, count: int) -> list[Record]:
+        assigned = kafka.TopicPartition(at.topic, at.partition)
         consumer = kafka.KafkaConsumer(
-            bootstrap_servers=address, enable_auto_commit=False, auto_offset_reset="none"
+            bootstrap_servers=at.address, enable_auto_commit=False, auto_offset_reset="none"
         )
         try:
             consumer.assign([assigned])
-            consumer.seek(assigned, find_start(consumer, assigned))
+            offset = start.number
+            if start.is_time:
+                offset = consumer.offsets_for_times({assigned: offset})[assigned].offset
+            consumer.seek(assigned, offset)
 
             def poll() -> list[Record]:
                 polled = consumer.poll(timeout_ms=500).get(assigned, [])
@@ -235,39 +237,21 @@ class Aiokafka(CommittingClient):
 
         asyncio.run(create())
 
-    def produce(
-        self,
-        address: str,
-        topic: str,
-        records: Sequence[Record],
-        *,
-        partition: int = 0,
-        codec: str = "none",
-        acks: str | None = None,
-        idempotent: bool | None = None,
-    ) -> None:
-        options: dict[str, object] = (
-            {} if idempotent is None else {"enable_idempotence": idempotent}
-        )
-        if acks is not None:
-            options["acks"] = acks if acks == "all" else int(acks)
+    def _produce(self, at: Place, records: Sequence[Record], how: Sending) -> None:
 
         async def produce() -> None:
             producer = aiokafka.AIOKafkaProducer(
-                bootstrap_servers=address,
-                compression_type=None if codec == "none" else codec,
-                linger_ms=LINGER_MS,
-                **options,
+                bootstrap_servers=at.address, linger_ms=LINGER_MS, **_python_options(how)
             )
             await producer.start()
             try:
                 sent = [
                     await producer.send(
-                        topic,
+                        at.topic,
                         key=record.key,
                         value=record.value,
                         headers=list(record.headers),
-                        partition=partition,
+                        partition=at.partition,
                         timestamp_ms=record.timestamp_ms,
                     )
                     for record in records
@@ -278,34 +262,20 @@ class Aiokafka(CommittingClient):
 
         asyncio.run(produce())
 
-    def read_from_offset(
-        self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
-    ) -> list[Record]:
-        return asyncio.run(self._read(address, topic, partition, offset, None, count))
+    def _read(self, at: Place, start: Start, count: int) -> list[Record]:
+        return asyncio.run(self._read_async(at, start, count))
 
-    def read_from_timestamp(
-        self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
-    ) -> list[Record]:
-        return asyncio.run(self._read(address, topic, partition, None, timestamp_ms, count))
-
-    async def _read(
-        self,
-        address: str,
-        topic: str,
-        partition: int,
-        offset: int | None,
-        timestamp_ms: int | None,
-        count: int,
-    ) -> list[Record]:
-        assigned = aiokafka.TopicPartition(topic, partition)
+    async def _read_async(self, at: Place, start: Start, count: int) -> list[Record]:
+        assigned = aiokafka.TopicPartition(at.topic, at.partition)
         consumer = aiokafka.AIOKafkaConsumer(
-            bootstrap_servers=address, enable_auto_commit=False, auto_offset_reset="none"
+            bootstrap_servers=at.address, enable_auto_commit=False, auto_offset_reset="none"
         )
         await consumer.start()
         try:
             consumer.assign([assigned])
-            if offset is None:
-                found = await consumer.offsets_for_times({assigned: timestamp_ms})
+            offset = start.number
+            if start.is_time:
+                found = await consumer.offsets_for_times({assigned: offset})
                 offset = found[assigned].offset
             consumer.seek(assigned, offset)
             records: list[Record] = []
@@ -375,37 +345,25 @@ class ConfluentKafka(CommittingClient):
         for created in admin.create_topics([wanted]).values():
             created.result(LIMIT_S)
 
-    def produce(
-        self,
-        address: str,
-        topic: str,
-        records: Sequence[Record],
-        *,
-        partition: int = 0,
-        codec: str = "none",
-        acks: str | None = None,
-        idempotent: bool | None = None,
-    ) -> None:
-        options: dict[str, Any] = {} if idempotent is None else {"enable.idempotence": idempotent}
-        if acks is not None:
-            options["acks"] = acks
+    def _produce(self, at: Place, records: Sequence[Record], how: Sending) -> None:
+        options = {"enable.idempotence": how.idempotent, "acks": how.acks}
         reports: list[str] = []
         producer = confluent_kafka.Producer(
             {
-                "bootstrap.servers": address,
-                "compression.type": codec,
+                "bootstrap.servers": at.address,
+                "compression.type": how.codec,
                 "linger.ms": LINGER_MS,
-                **options,
+                **{name: value for name, value in options.items() if value is not None},
             }
         )
         try:
             for record in records:
                 producer.produce(
-                    topic,
+                    at.topic,
                     key=record.key,
                     value=record.value,
                     headers=list(record.headers),
-                    partition=partition,
+                    partition=at.partition,
                     timestamp=record.timestamp_ms or 0,
                     on_delivery=lambda error, _: reports.append(str(error or "delivered")),
                 )
@@ -416,38 +374,20 @@ class ConfluentKafka(CommittingClient):
             producer.purge()  # otherwise a failed test would wait for unsent records
             producer.close()
 
-    def read_from_offset(
-        self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
-    ) -> list[Record]:
-        start = confluent_kafka.TopicPartition(topic, partition, offset)
-        return self._read(address, lambda consumer: start, count)
-
-    def read_from_timestamp(
-        self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
-    ) -> list[Record]:
-        wanted = confluent_kafka.TopicPartition(topic, partition, timestamp_ms)
-
-        def find(consumer: confluent_kafka.Consumer) -> confluent_kafka.TopicPartition:
-            return consumer.offsets_for_times([wanted], LIMIT_S)[0]
-
-        return self._read(address, find, count)
-
-    def _read(
-        self,
-        address: str,
-        find_start: Callable[[confluent_kafka.Consumer], confluent_kafka.TopicPartition],
-        count: int,
-    ) -> list[Record]:
+    def _read(self, at: Place, start: Start, count: int) -> list[Record]:
         consumer = confluent_kafka.Consumer(
             {
-                "bootstrap.servers": address,
+                "bootstrap.servers": at.address,
                 "group.id": "required, and not used by an assignment",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
             }
         )
         try:
-            consumer.assign([find_start(consumer)])
+            assigned = confluent_kafka.TopicPartition(at.topic, at.partition, start.number)
+            if start.is_time:
+                (assigned,) = consumer.offsets_for_times([assigned], LIMIT_S)
+            consumer.assign([assigned])
             return _collect(lambda: _from_librdkafka(consumer.consume(count, 0.5)), count)
         finally:
             consumer.close()
@@ -513,24 +453,14 @@ class Kcat(Client):
         assert partitions == 1
         self._run(["-L", "-b", address, "-t", topic, "-X", "allow.auto.create.topics=true"])
 
-    def produce(
-        self,
-        address: str,
-        topic: str,
-        records: Sequence[Record],
-        *,
-        partition: int = 0,
-        codec: str = "none",
-        acks: str | None = None,
-        idempotent: bool | None = None,
-    ) -> None:
-        options = ["-P", "-b", address, "-t", topic, "-p", str(partition), "-z", codec]
+    def _produce(self, at: Place, records: Sequence[Record], how: Sending) -> None:
+        options = ["-P", "-b", at.address, "-t", at.topic, "-p", str(at.partition), "-z", how.codec]
         options += ["-K", self._KEY_END.decode(), "-D", self._RECORD_END.decode()]
         options += ["-X", f"linger.ms={LINGER_MS}"]
-        if acks is not None:
-            options += ["-X", f"acks={acks}"]
-        if idempotent is not None:
-            options += ["-X", f"enable.idempotence={str(idempotent).lower()}"]
+        if how.acks is not None:
+            options += ["-X", f"acks={how.acks}"]
+        if how.idempotent is not None:
+            options += ["-X", f"enable.idempotence={str(how.idempotent).lower()}"]
 
         def run_of(record: Record) -> tuple[bool, Headers]:
             return record.value is None, record.headers
@@ -545,20 +475,9 @@ class Kcat(Client):
         key = b"" if record.key is None else record.key + self._KEY_END
         return key + (record.value or b"")
 
-    def read_from_offset(
-        self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
-    ) -> list[Record]:
-        return self._read(address, topic, partition, str(offset), count)
-
-    def read_from_timestamp(
-        self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
-    ) -> list[Record]:
-        return self._read(address, topic, partition, f"s@{timestamp_ms}", count)
-
-    def _read(
-        self, address: str, topic: str, partition: int, start: str, count: int
-    ) -> list[Record]:
-        options = ["-C", "-b", address, "-t", topic, "-p", str(partition), "-o", start]
+    def _read(self, at: Place, start: Start, count: int) -> list[Record]:
+        first = f"s@{start.number}" if start.is_time else str(start.number)
+        options = ["-C", "-b", at.address, "-t", at.topic, "-p", str(at.partition), "-o", first]
         options += ["-c", str(count), "-e", "-q", "-f", self._SHOWN + "%k%s%h\x1e"]
         output = self._run(options)
         records = []
@@ -592,45 +511,25 @@ class Helped(CommittingClient):
     def create_topic(self, address: str, topic: str, partitions: int) -> None:
         self.helper.ask("create_topic", kafka=address, topic=topic, partitions=partitions)
 
-    def produce(
-        self,
-        address: str,
-        topic: str,
-        records: Sequence[Record],
-        *,
-        partition: int = 0,
-        codec: str = "none",
-        acks: str | None = None,
-        idempotent: bool | None = None,
-    ) -> None:
+    def _produce(self, at: Place, records: Sequence[Record], how: Sending) -> None:
         self.helper.ask(
             "produce",
-            kafka=address,
-            topic=topic,
-            partition=partition,
+            kafka=at.address,
+            topic=at.topic,
+            partition=at.partition,
             records=[record_to_json(record) for record in records],
-            codec=codec,
-            acks=acks,
-            idempotent=idempotent,
+            **asdict(how),
         )
 
-    def read_from_offset(
-        self, address: str, topic: str, offset: int, count: int, *, partition: int = 0
-    ) -> list[Record]:
-        return self._read(
-            address, topic, partition, {"offset": offset, "timestamp_ms": None}, count
-        )
-
-    def read_from_timestamp(
-        self, address: str, topic: str, timestamp_ms: int, count: int, *, partition: int = 0
-    ) -> list[Record]:
-        return self._read(address, topic, partition, {"timestamp_ms": timestamp_ms}, count)
-
-    def _read(
-        self, address: str, topic: str, partition: int, start: dict[str, int | None], count: int
-    ) -> list[Record]:
+    def _read(self, at: Place, start: Start, count: int) -> list[Record]:
         answer = self.helper.ask(
-            "read", kafka=address, topic=topic, partition=partition, count=count, **start
+            "read",
+            kafka=at.address,
+            topic=at.topic,
+            partition=at.partition,
+            count=count,
+            offset=None if start.is_time else start.number,
+            timestamp_ms=start.number if start.is_time else None,
         )
         return [record_from_json(record) for record in answer]
 
@@ -661,6 +560,16 @@ class Kafkajs(Helped):
         return replace(
             record, headers=tuple(sorted(record.headers, key=lambda header: names.index(header[0])))
         )
+
+
+def _python_options(how: Sending) -> dict[str, Any]:
+    """Of kafka-python and aiokafka."""
+    options: dict[str, Any] = {} if how.codec == "none" else {"compression_type": how.codec}
+    if how.idempotent is not None:
+        options["enable_idempotence"] = how.idempotent
+    if how.acks is not None:
+        options["acks"] = how.acks if how.acks == "all" else int(how.acks)
+    return options
 
 
 def _collect(poll: Callable[[], list[Record]], count: int) -> list[Record]:

@@ -179,7 +179,7 @@ async def test_clients_that_ask_for_the_same_new_topic_at_once_all_get_it(broker
     assert len({row.topic_id for answer in answers for row in answer.topics}) == 1
 
 
-async def test_changes_to_one_topic_made_at_once_are_all_kept(broker: Broker) -> None:
+async def test_concurrent_changes_to_one_topic_are_all_kept(broker: Broker) -> None:
     await create_topic(broker.topics, "a", 1, {})
     row = IncrementalAlterConfigs.AlterConfigsResource
 
@@ -203,7 +203,7 @@ async def test_changes_to_one_topic_made_at_once_are_all_kept(broker: Broker) ->
 
 
 @pytest.mark.parametrize("version", range(7))
-async def test_this_broker_coordinates_groups_and_transactional_ids_and_nothing_else(
+async def test_find_coordinator_answers_for_groups_and_transactional_ids_only(
     broker: Broker, version: int
 ) -> None:
     ctx = RequestContext(broker, RequestHeader(10, version, 1, None), "test", APIS, CHARGE)
@@ -243,7 +243,7 @@ async def longest_step(work: Awaitable[object]) -> float:
 MANY = 2000
 
 
-async def test_others_have_their_turns_while_many_topics_are_made_and_described(
+async def test_creating_and_describing_many_topics_does_not_block_other_requests(
     broker: Broker,
 ) -> None:
     names = [f"topic-{number}" for number in range(MANY)]

@@ -35,7 +35,7 @@ def creation(catalog: SlowCatalog, partitions: int = 1) -> AutoCreation:
     return AutoCreation(cast(TopicCatalog, catalog), partitions)
 
 
-async def test_names_that_come_meanwhile_are_created_together_and_each_once() -> None:
+async def test_topics_asked_for_during_a_creation_are_created_together_and_each_once() -> None:
     catalog = SlowCatalog()
     topics = creation(catalog)
     requests = [asyncio.create_task(topics.create(["a", "b"]))]
@@ -50,7 +50,7 @@ async def test_names_that_come_meanwhile_are_created_together_and_each_once() ->
     assert catalog.changes == [["a", "b"], ["c", "d"]]
 
 
-async def test_a_request_waits_for_a_while_and_the_topics_are_created_all_the_same(
+async def test_a_topic_is_created_even_if_its_request_stops_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(auto_creation, "_WAIT_S", 0.01)
@@ -65,7 +65,9 @@ async def test_a_request_waits_for_a_while_and_the_topics_are_created_all_the_sa
     assert catalog.changes == [["a"], ["b"]]
 
 
-async def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_number_of_topics_waiting_for_creation_is_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(auto_creation, "_WAIT_S", 0.01)
     catalog = SlowCatalog()
     topics = creation(catalog, partitions=100)
@@ -88,7 +90,7 @@ async def test_after_an_error_the_next_request_tries_again(error: Exception) -> 
     assert catalog.changes == [["a"], ["a"]]
 
 
-async def test_requests_are_answered_when_the_broker_stops() -> None:
+async def test_waiting_requests_are_answered_when_the_broker_stops() -> None:
     catalog = SlowCatalog()
     topics = creation(catalog)
     requests = [asyncio.create_task(topics.create([name])) for name in ("a", "b")]

@@ -25,12 +25,12 @@ from tests.support.record_codecs import (
 # --- headers ---
 
 
-def test_no_bytes_are_no_batches(module: Any) -> None:
+def test_empty_bytes_contain_no_batches(module: Any) -> None:
     assert module.parse_headers(b"") == []
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_older_message_formats_are_named_as_such(module: Any, magic: int) -> None:
+def test_an_older_message_format_is_refused_by_its_name(module: Any, magic: int) -> None:
     with pytest.raises(UnsupportedForMessageFormat):
         module.parse_headers(replace(batch_of(Record()), magic=magic).data)
     with pytest.raises(UnsupportedForMessageFormat):
@@ -38,7 +38,7 @@ def test_older_message_formats_are_named_as_such(module: Any, magic: int) -> Non
 
 
 @pytest.mark.parametrize("magic", [-128, -1, 3, 127])
-def test_a_format_that_does_not_exist_is_corrupt(module: Any, magic: int) -> None:
+def test_an_unknown_message_format_is_corrupt(module: Any, magic: int) -> None:
     with pytest.raises(CorruptMessage):
         module.parse_headers(replace(batch_of(Record()), magic=magic).data)
 
@@ -53,14 +53,14 @@ def test_a_batch_cut_anywhere_is_corrupt(module: Any) -> None:
 
 
 @pytest.mark.parametrize("length", [-(2**31), -1, 0, 48, 2**31 - 1])
-def test_a_length_that_cannot_be_is_corrupt(module: Any, length: int) -> None:
+def test_an_impossible_batch_length_is_corrupt(module: Any, length: int) -> None:
     data = bytearray(batch_of(Record()).data)
     data[8:12] = length.to_bytes(4, signed=True)
     with pytest.raises(CorruptMessage):
         module.parse_headers(bytes(data))
 
 
-def test_any_changed_bit_behind_the_crc_is_corrupt(module: Any) -> None:
+def test_a_changed_bit_after_the_crc_is_corrupt(module: Any) -> None:
     data = batch_of(Record(key=b"k")).data
     for bit in range(17 * 8, len(data) * 8):
         spoilt = bytearray(data)
@@ -70,7 +70,7 @@ def test_any_changed_bit_behind_the_crc_is_corrupt(module: Any) -> None:
             module.check_crc(bytes(spoilt), header)
 
 
-def test_a_header_of_other_records_is_a_mistake_of_the_caller(module: Any) -> None:
+def test_a_header_of_other_records_raises_a_value_error(module: Any) -> None:
     data = batch_of(Record(), Record()).data
     (header,) = module.parse_headers(data)
     calls: list[Callable[[], object]] = [
@@ -86,7 +86,7 @@ def test_a_header_of_other_records_is_a_mistake_of_the_caller(module: Any) -> No
     ("base", "count", "last"),
     [(-1, 3, -1), (0, 1, 0), (2**31 - 1, 1, 2**31 - 1), (2**31 - 1, 2, 0), (2**31 - 2, 4, 1)],
 )
-def test_sequences_wrap_to_zero(module: Any, base: int, count: int, last: int) -> None:
+def test_sequence_numbers_wrap_to_zero(module: Any, base: int, count: int, last: int) -> None:
     batch = batch_of(*[Record()] * count, producer_id=1, base_sequence=base)
     assert header_of(module, batch).last_sequence == last
 
@@ -95,7 +95,7 @@ def test_sequences_wrap_to_zero(module: Any, base: int, count: int, last: int) -
 
 
 @given(make.batches(), st.integers(0, 2**63 - 1), st.integers(*make.INT32))
-def test_stamping_sets_offset_and_epoch_and_leaves_what_the_crc_covers(
+def test_stamping_a_batch_sets_offset_and_epoch_and_keeps_the_crc_valid(
     batch: Batch, base_offset: int, leader_epoch: int
 ) -> None:
     data = b"xx" + batch.data + b"yy"
@@ -106,7 +106,7 @@ def test_stamping_sets_offset_and_epoch_and_leaves_what_the_crc_covers(
 
 
 @given(make.batches(), st.integers(*make.INT64))
-def test_log_append_time_is_in_the_batch_and_in_its_crc(batch: Batch, now_ms: int) -> None:
+def test_stamping_log_append_time_changes_the_batch_and_its_crc(batch: Batch, now_ms: int) -> None:
     expected = replace(
         batch,
         base_offset=9,

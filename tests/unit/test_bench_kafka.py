@@ -44,7 +44,7 @@ def test_a_producer_without_warm_up_has_one_summary() -> None:
     assert found.seconds == pytest.approx(4.029, abs=0.001)
 
 
-def test_latencies_leave_out_the_warm_up_and_the_rate_does_not() -> None:
+def test_latencies_exclude_the_warm_up_and_the_rate_includes_it() -> None:
     assert produced(INTERVALS + WHOLE + STEADY) == Produced(20_000, 4964.010921, 10, 438, 439)
 
 
@@ -97,17 +97,17 @@ def test_values_are_shown_with_about_three_digits(value: float, text: str) -> No
     assert short(value) == text
 
 
-def test_what_only_grows_at_first_is_flat() -> None:
+def test_a_series_that_grows_only_at_first_is_flat() -> None:
     found = growth([1, 2, 10, 10, 10, 11, 12, 11])
     assert (found.before, found.after, found.flat) == (10, 11.5, True)
 
 
-def test_what_keeps_growing_is_not_flat() -> None:
+def test_a_series_that_keeps_growing_is_not_flat() -> None:
     assert not growth([float(n) for n in range(1, 9)]).flat
     assert growth([0.0] * 8).flat
 
 
-def test_a_directory_takes_the_blocks_of_its_files(tmp_path: Path) -> None:
+def test_the_size_of_a_directory_is_the_disk_blocks_of_its_files(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "file").write_bytes(b"x" * 10_000)
     assert directory_bytes(tmp_path) == (tmp_path / "inside" / "file").stat().st_blocks * 512

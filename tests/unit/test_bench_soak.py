@@ -35,21 +35,21 @@ def report(**growing: float) -> Report:
         ({"descriptors": 3.0, "rss": 4.0}, ["RSS MB grew", "descriptors grew"]),
     ],
 )
-def test_what_grows_after_the_last_kill_fails_a_soak(
+def test_growth_after_the_last_kill_fails_a_soak(
     growing: dict[str, float], failures: list[str]
 ) -> None:
     assert verdict(report(**growing), must_be_flat=True) == failures
     assert verdict(report(**growing), must_be_flat=False) == []
 
 
-def test_a_lost_record_always_fails_it() -> None:
+def test_a_lost_record_fails_a_soak() -> None:
     found = report()
     found.problems.append("a record is lost")
     assert verdict(found, must_be_flat=False) == ["a record is lost"]
     assert "PROBLEM: a record is lost" in found.markdown()
 
 
-def test_a_few_more_of_a_small_count_are_noise() -> None:
+def test_small_growth_of_a_small_count_is_not_reported() -> None:
     found = report()
     found.samples = [{MINUTE: float(n), FDS: 10 + (n > 30) * 5} for n in range(40)]
     assert found.grown() == []
@@ -62,11 +62,11 @@ def test_the_picture_shows_every_figure_and_every_kill(tmp_path: Path) -> None:
         assert path.stat().st_size > 5000
 
 
-def test_the_number_of_a_record_comes_back() -> None:
+def test_the_number_of_a_record_is_read_back_from_its_value() -> None:
     assert [number_of(value_of(n)) for n in (0, 7, 10**12)] == [0, 7, 10**12]
     assert number_of(None) == number_of(b"other") == -1
 
 
 @pytest.mark.parametrize("codec", ["gzip", "lz4", "zstd"])
-def test_a_bomb_is_small(codec: str) -> None:
+def test_a_compression_bomb_is_a_small_batch(codec: str) -> None:
     assert len(bomb(codec)) < 300_000

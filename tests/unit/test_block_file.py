@@ -38,22 +38,24 @@ def log_block(value: bytes) -> bytes:
     [[10], [10, 20], [3 * MIB], [MIB, 2 * MIB, 3 * MIB], [MIB] * 9],
     ids=str,
 )
-def test_it_holds_one_block_whatever_it_held_before(file: BlockFile, sizes: Sequence[int]) -> None:
+def test_a_block_file_holds_one_block_whatever_it_held_before(
+    file: BlockFile, sizes: Sequence[int]
+) -> None:
     for held in ([1], [5, 5], [4 * MIB, 4 * MIB], [9 * MIB]):
-        file.fill([log_block(b"before" * size) for size in held])
+        file.fill([log_block(b"?" * size) for size in held])
         blocks = [log_block(bytes([number]) * size) for number, size in enumerate(sizes)]
         file.fill(blocks)
         assert Path(file.path).read_bytes() == merge_blocks(blocks)
 
 
-def test_it_takes_no_more_memory_than_its_block(file: BlockFile) -> None:
+def test_a_block_file_uses_no_more_memory_than_its_block(file: BlockFile) -> None:
     file.fill([log_block(b"x" * MIB)] * 20)
     file.fill([log_block(b"x")] * 2)
     found = os.stat(file.path)
     assert found.st_blocks * 512 <= 2 * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_every_page_has_memory_before_it_is_written(
+def test_every_page_of_a_block_file_is_allocated_before_it_is_written(
     file: BlockFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A write to a page for which there is no memory would end the process."""

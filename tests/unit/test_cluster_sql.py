@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,13 +27,6 @@ PROJECT = Path(__file__).resolve().parents[2]
 REPLICATED = ClusterLayout("brokerhouse", replicated=True, distributed=True)
 PLAIN = ClusterLayout("brokerhouse", replicated=False, distributed=True)
 NAMES = {file.subject for file in schema_files()}
-VIEW = "-- view topics; cluster: same view, one shard\nCREATE OR REPLACE VIEW ${topics} AS\n"
-LAG = (
-    "-- view consumer_lag; cluster: same view, all shards\n"
-    "CREATE OR REPLACE VIEW ${consumer_lag} AS\n"
-)
-TABLE = "CREATE TABLE IF NOT EXISTS ${messages}\n(\n    a UInt8\n)\n"
-OF_TABLE = "-- table messages; cluster: rows of all shards\n"
 
 
 def everything(layout: ClusterLayout) -> list[ClusterMigration]:
@@ -60,7 +54,7 @@ def rendered(content: str) -> str:
     return statement
 
 
-def test_every_table_of_rows_is_replicated_at_a_place_of_its_own() -> None:
+def test_every_table_of_rows_is_replicated_under_its_own_path() -> None:
     made = [one.statement for one in shard_migrations(REPLICATED)]
     tables = [one for one in made if one.startswith("CREATE TABLE")]
     places = [re.findall(r"^ENGINE = Replicated\w*MergeTree\('([^']+)', '{replica}'", one, re.M)
@@ -70,7 +64,7 @@ def test_every_table_of_rows_is_replicated_at_a_place_of_its_own() -> None:
     assert ["/clickhouse/tables/{shard}/brokerhouse/messages"] in places
 
 
-def test_the_arguments_of_an_engine_stay_behind_those_of_replication() -> None:
+def test_the_arguments_of_an_engine_follow_those_of_replication() -> None:
     (members,) = (
         one.statement for one in shard_migrations(REPLICATED) if one.name == "group_member_versions"
     )
@@ -80,7 +74,7 @@ def test_the_arguments_of_an_engine_stay_behind_those_of_replication() -> None:
     )
 
 
-def test_windows_of_deduplication_are_those_of_replication_and_bounded() -> None:
+def test_a_replicated_table_has_a_bounded_replicated_deduplication_window() -> None:
     for statement in statements(REPLICATED):
         assert "non_replicated" not in statement
         for window in re.findall(r"replicated_deduplication_window = (\d+)", statement):
@@ -130,7 +124,7 @@ OVER_ALL_SHARDS = [
 
 
 @pytest.mark.parametrize("view", OVER_ALL_SHARDS, ids=lambda view: str(view.name))
-def test_the_whole_cluster_asks_other_shards_once(view: ClusterMigration) -> None:
+def test_a_view_over_all_shards_queries_other_shards_once(view: ClusterMigration) -> None:
     """A join or IN that is not GLOBAL would be looked up by every shard, on every shard."""
     statement = view.statement
     assert SHARD_DATABASE not in statement
@@ -164,7 +158,7 @@ def test_every_statement_can_run_on_cluster() -> None:
         assert re.fullmatch(r"[A-Z ]+ [a-z_.]+", head)
 
 
-def test_the_registry_of_a_cluster_has_a_place_that_no_other_cluster_has() -> None:
+def test_the_registries_of_two_clusters_have_different_places() -> None:
     other = ClusterLayout("other", replicated=True, distributed=True)
     both = [set(re.findall(r"KeeperMap\('([^']+)'\)", "".join(statements_of_foundation(layout))))
             for layout in (REPLICATED, other)]  # fmt: skip
@@ -176,105 +170,25 @@ def test_the_registry_of_a_cluster_has_a_place_that_no_other_cluster_has() -> No
     assert not both[0] & both[1]
 
 
-REFUSED = {
-    "a view that does not say what it is in a cluster": (
-        "CREATE OR REPLACE VIEW ${more} AS\nSELECT name FROM ${topics};\n",
-        "new does not begin with a line like: -- view NAME; cluster: nothing",
-    ),
-    "a place in a cluster that there is not": (
-        VIEW.replace("one shard", "two shards") + "SELECT 1;\n",
-        "new does not begin with a line like: -- view NAME; cluster: nothing",
-    ),
-    "a source that does not exist": (
-        VIEW + "SELECT 1 FROM ${thin_air};\n",
-        "new reads from thin_air: there is no table or view thin_air",
-    ),
-    "a source without its database": (
-        VIEW + "SELECT 1 FROM messages;\n",
-        "new reads from messages: write ${messages}",
-    ),
-    "a joined source without its database": (
-        VIEW + "SELECT 1 FROM ${messages} INNER JOIN topic_versions USING topic_id;\n",
-        "new reads from topic_versions: write ${topic_versions}",
-    ),
-    "another statement": (
-        OF_TABLE + "DROP TABLE ${messages};\n",
-        "new does not begin with: CREATE TABLE IF NOT EXISTS ${messages}",
-    ),
-    "another table than its first line says": (
-        OF_TABLE + TABLE.replace("messages", "topics") + "ENGINE = ${engine(MergeTree)};\n",
-        "new does not begin with: CREATE TABLE IF NOT EXISTS ${messages}",
-    ),
-    "two statements": (VIEW + "SELECT 1;\nSELECT 2;\n", "not one statement that ends with ;"),
-    "a comment beside SQL": (VIEW + "SELECT 1 -- one\n;\n", "a comment that is not a line"),
-    "an engine that cannot be replicated": (
-        OF_TABLE + TABLE + "ENGINE = Memory;\n",
-        "table messages has no line like: ENGINE = ${engine(MergeTree)}",
-    ),
-    "a setting that replicas may have under another name": (
-        "-- setting of messages; cluster: nothing\n"
-        "ALTER TABLE ${messages} MODIFY SETTING min_bytes_for_wide_part = 1;\n",
-        "is this setting of messages the same on replicas?",
-    ),
-    "a window that is not that of replicas": (
-        "-- setting of messages; cluster: nothing\n"
-        "ALTER TABLE ${messages} MODIFY SETTING non_replicated_deduplication_window = 1;\n",
-        "is this setting of messages the same on replicas?",
-    ),
-    "a table with a window that is not that of replicas": (
-        OF_TABLE + TABLE + "ENGINE = ${engine(MergeTree)}\n"
-        "SETTINGS non_replicated_deduplication_window = 1;\n",
-        "table messages has a window of its own: write ${deduplication_window(1000)}",
-    ),
-    "a column that the whole would miss": (
-        "-- index of messages; cluster: nothing\n"
-        "ALTER TABLE ${messages} ADD COLUMN more UInt8;\n",
-        "new is not one index of messages",
-    ),
-    "an index and a column that the whole would miss": (
-        "-- index of messages; cluster: nothing\n"
-        "ALTER TABLE ${messages} ADD INDEX IF NOT EXISTS more key TYPE minmax,"
-        " ADD COLUMN more UInt8;\n",
-        "new is not one index of messages",
-    ),
-    "a change that would become a table": (
-        "-- index of messages; cluster: rows of all shards\n"
-        "ALTER TABLE ${messages} ADD INDEX IF NOT EXISTS more key TYPE minmax;\n",
-        "new changes messages: write cluster: nothing",
-    ),
-    "a type beside a codec": (
-        "-- codecs of messages; cluster: nothing\n"
-        "ALTER TABLE ${messages} MODIFY COLUMN offset Int32 CODEC(Delta, LZ4);\n",
-        "new changes more than the codecs of messages",
-    ),
-    "a table in the place of a view": (
-        "-- table messages; cluster: same view, one shard\n"
-        + TABLE + "ENGINE = ${engine(MergeTree)};\n",
-        "messages is a table, not a view",
-    ),
-    "a join that each shard would look up": (
-        LAG + "SELECT 1 FROM ${topics} CROSS JOIN ${messages};\n",
-        "view consumer_lag has a JOIN or IN without ${global} before it",
-    ),
-    "an IN that each shard would look up": (
-        LAG + "SELECT 1 FROM ${topics} WHERE name IN ('a');\n",
-        "view consumer_lag has a JOIN or IN without ${global} before it",
-    ),
-    "a view that asks one shard how far the log is counted": (
-        LAG + "SELECT max(minute) FROM ${partition_minutes};\n",
-        "does not ask each shard how far its log is counted",
-    ),
-}  # fmt: skip
+def refused_migrations() -> Iterator[tuple[str, str, str]]:
+    """Name, complaint and content of each case in the file."""
+    _, *cases = (Path(__file__).parent / "cases/refused_migrations.txt").read_text().split("==== ")
+    for case in cases:
+        name, complaint, _, content = case.split("\n", 3)
+        yield name, complaint, content.rstrip("\n") + "\n"
 
 
-@pytest.mark.parametrize(("content", "complaint"), REFUSED.values(), ids=REFUSED)
-def test_a_file_that_does_not_fit_a_cluster_is_refused(content: str, complaint: str) -> None:
+@pytest.mark.parametrize(
+    ("complaint", "content"),
+    [pytest.param(*case, id=name) for name, *case in refused_migrations()],
+)
+def test_a_migration_that_does_not_fit_a_cluster_is_refused(complaint: str, content: str) -> None:
     with pytest.raises(SchemaError) as refused:
         rendered(content)
     assert complaint in str(refused.value)
 
 
-def test_an_index_changes_the_tables_of_the_shards_alone() -> None:
+def test_an_index_changes_only_the_tables_of_the_shards() -> None:
     content = (
         "-- index of messages; cluster: nothing\n"
         "ALTER TABLE ${messages} ADD INDEX IF NOT EXISTS more key TYPE minmax;\n"
@@ -285,7 +199,7 @@ def test_an_index_changes_the_tables_of_the_shards_alone() -> None:
     assert not any(one.statement.startswith("ALTER") for one in people_migrations(REPLICATED))
 
 
-def test_the_files_of_docker_compose_say_the_same() -> None:
+def test_the_files_of_docker_compose_agree_on_names_and_numbers() -> None:
     """Names and numbers that stand in several places."""
     config = load_cluster(PROJECT / "docker/cluster.toml", {"CLICKHOUSE_PASSWORD": "x"})
     assert config is not None

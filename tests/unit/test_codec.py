@@ -88,7 +88,7 @@ def test_correlation_id_and_client_id_are_taken_as_sent(
     assert request.header == RequestHeader(ApiKey.ApiVersions, 0, correlation_id, client_id)
 
 
-def test_the_correlation_id_of_a_response_is_that_of_its_request() -> None:
+def test_a_response_has_the_correlation_id_of_its_request() -> None:
     for correlation_id in (-(2**31), -1, 0, 2**31 - 1):
         frame = encoded(
             RequestHeader(ApiKey.InitProducerId, 0, correlation_id, None),
@@ -106,14 +106,16 @@ def test_tagged_fields_in_the_header_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("version", [-1, 5, 2**15 - 1])
-def test_api_versions_in_a_version_that_is_not_known_is_left_undecoded(version: int) -> None:
+def test_an_api_versions_request_of_an_unknown_version_is_not_decoded(version: int) -> None:
     request = decoded(header(ApiKey.ApiVersions, version) + b"whatever follows")
     assert request.message is None
     assert request.api is APIS[ApiKey.ApiVersions]
 
 
 @pytest.mark.parametrize("version", [5, 2**15 - 1])
-def test_api_versions_in_a_version_that_is_not_known_is_answered_in_version_0(version: int) -> None:
+def test_an_api_versions_request_of_an_unknown_version_is_answered_in_version_0(
+    version: int,
+) -> None:
     answer = ApiVersionsResponse(error_code=35, api_keys=[])
     frame = encoded(RequestHeader(ApiKey.ApiVersions, version, 3, None), answer)
     assert frame == struct.pack(">iihi", 10, 3, 35, 0)
@@ -147,7 +149,7 @@ def test_a_client_id_that_reaches_beyond_the_frame_is_refused(size: int) -> None
         decoded(struct.pack(">hhih", ApiKey.ApiVersions, 0, 1, size) + b"client")
 
 
-def test_a_client_id_that_is_no_text_is_refused() -> None:
+def test_a_client_id_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(MalformedRequest):
         decoded(header(ApiKey.ApiVersions, 0, client_id=b"\xff"))
 
@@ -164,7 +166,9 @@ def test_a_frame_cut_anywhere_is_refused(api: ApiKey) -> None:
 
 
 @given(st.binary(max_size=200), st.sampled_from(list(APIS)), st.integers(0, 18))
-def test_any_bytes_are_a_request_or_malformed(body: bytes, key: ApiKey, version: int) -> None:
+def test_any_bytes_are_decoded_or_refused_as_malformed(
+    body: bytes, key: ApiKey, version: int
+) -> None:
     for frame in (body, header(key, version) + body):
         try:
             request = decoded(frame)
@@ -173,7 +177,7 @@ def test_any_bytes_are_a_request_or_malformed(body: bytes, key: ApiKey, version:
         assert request.header.api_version == version or frame is body
 
 
-def test_a_refusal_says_what_is_wrong() -> None:
+def test_a_refused_request_names_what_is_wrong() -> None:
     too_short = InitProducerIdRequest[0](transactional_id=None, transaction_timeout_ms=0)
     frame = header(ApiKey.InitProducerId, 0) + bytes(too_short.encode())[:-1]
     with pytest.raises(MalformedRequest, match="a request that ends too early"):
@@ -191,7 +195,7 @@ def test_records_of_a_fetch_response_are_carried_byte_for_byte() -> None:
         assert bytes(read.responses[0].partitions[0].records) == records
 
 
-def test_a_null_and_an_empty_list_stay_apart() -> None:
+def test_a_null_list_and_an_empty_list_are_told_apart() -> None:
     for version in (9, 12):
         sent = MetadataResponse(topics=[], brokers=[])
         frame = encoded(RequestHeader(ApiKey.Metadata, version, 1, None), sent)

@@ -33,7 +33,7 @@ def decoded(coding: str, body: bytes, step: int) -> bytes:
 
 @pytest.mark.parametrize("step", [999, 65_536, 2**30])
 @pytest.mark.parametrize("coding", CODINGS)
-def test_what_is_encoded_is_decoded_in_bounded_pieces(coding: str, step: int) -> None:
+def test_an_encoded_body_is_decoded_in_pieces_of_limited_size(coding: str, step: int) -> None:
     assert decoded(coding, encoded(coding, TEXT), step) == TEXT
 
 
@@ -70,7 +70,7 @@ def test_a_window_larger_than_zstd_itself_accepts_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["br", "xz", "bz2", "snappy", "gzip, gzip"])
-def test_other_codings_are_refused(name: str) -> None:
+def test_an_unknown_coding_is_refused(name: str) -> None:
     with pytest.raises(UnknownCoding):
         decoder(name)
 
@@ -92,5 +92,7 @@ def test_a_body_without_a_coding_needs_no_decoder(name: str) -> None:
         ("deflate", "deflate"),
     ],
 )
-def test_an_answer_has_the_coding_that_costs_least(accepted: str, chosen: str | None) -> None:
+def test_an_answer_uses_the_cheapest_coding_that_the_client_accepts(
+    accepted: str, chosen: str | None
+) -> None:
     assert choose(accepted) == chosen

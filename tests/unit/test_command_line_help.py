@@ -90,7 +90,7 @@ def test_every_flag_of_a_command_says_what_it_is_for(words: str) -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_the_same_meaning_has_the_same_flag_and_variable(words: str) -> None:
+def test_options_of_the_same_meaning_have_the_same_flag_and_variable(words: str) -> None:
     for option in options(words):
         for meaning, flag in FLAG_OF_MEANING.items():
             if meaning in (option.help or ""):
@@ -105,7 +105,7 @@ def test_the_same_meaning_has_the_same_flag_and_variable(words: str) -> None:
 
 
 @pytest.mark.parametrize("words", LISTING)
-def test_what_a_program_may_want_is_printed_as_json(words: str) -> None:
+def test_every_command_that_prints_data_can_print_json(words: str) -> None:
     (option,) = (one for one in options(words) if "--json" in one.opts)
     assert option.is_flag
 

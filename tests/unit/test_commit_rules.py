@@ -79,7 +79,7 @@ def test_the_rules_have_a_cell_for_every_sender_generation_and_state() -> None:
     assert set(RULES) == set(CommitKind)
 
 
-def test_a_negative_generation_is_none() -> None:
+def test_a_negative_generation_counts_as_no_generation() -> None:
     at, _ = stable(ANY)
     at.commit("", generation=-2, kind=CommitKind.TRANSACTIONAL)
 

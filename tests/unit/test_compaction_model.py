@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.compaction_model import ABORT, COMMIT, History, Row, Rules, decided, state
+from tests.support.examples import up_to
 
 RULES = Rules(0, retention_ms=20, retry_ms=5, known_ms=12)
 KEYS = [b"a", b"b"]
@@ -72,9 +73,9 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=up_to(500))
 @given(st.lists(ACTIONS, max_size=25))
-def test_who_reads_in_time_knows_the_last_value_of_every_key(
+def test_a_reader_within_the_retention_of_tombstones_ends_with_the_last_value_of_every_key(
     actions: Sequence[tuple[object, ...]],
 ) -> None:
     log = Log(RULES)
@@ -83,7 +84,7 @@ def test_who_reads_in_time_knows_the_last_value_of_every_key(
         log.check()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=up_to(200))
 @given(st.lists(ACTIONS, max_size=40))
 def test_after_enough_runs_one_record_of_each_key_is_left(
     actions: Sequence[tuple[object, ...]],
@@ -102,7 +103,7 @@ def test_after_enough_runs_one_record_of_each_key_is_left(
     assert all(row.value is not None for row in rows[:-1])
 
 
-def test_a_tombstone_waits_for_what_it_has_deleted() -> None:
+def test_a_tombstone_is_kept_until_the_records_that_it_deletes_are_gone() -> None:
     """A value that has to stay for its producer's sake must not come back to life."""
     value, tombstone, last = Row(0, b"a", b"1", 0, 7), Row(1, b"a", None, 0), Row(2, b"b", b"2", 0)
     history = History([value, tombstone, last], [(0, 3)])
@@ -113,7 +114,7 @@ def test_a_tombstone_waits_for_what_it_has_deleted() -> None:
     assert decided(History([tombstone, last], [(3000, 3)]), Rules(3000)).goes == {1}
 
 
-def test_nothing_at_or_after_an_open_transaction_is_looked_at() -> None:
+def test_records_from_the_first_open_transaction_on_are_not_compacted() -> None:
     rows = [
         Row(0, b"a", b"1"),
         Row(1, b"a", b"2"),

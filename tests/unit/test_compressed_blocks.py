@@ -53,7 +53,7 @@ def test_blocks_are_those_that_clickhouses_drivers_accept() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("step", [1000, 65_536, 2**30])
-def test_what_is_encoded_is_decoded(method: str, step: int) -> None:
+def test_an_encoded_block_is_decoded(method: str, step: int) -> None:
     encoder = BlockEncoder(method)
     data = RANDOM + bytes(5 * BLOCK_BYTES) + b"end"
     body = encoder.compress(data[:1000]) + encoder.compress(data[1000:]) + encoder.finish()
@@ -62,7 +62,7 @@ def test_what_is_encoded_is_decoded(method: str, step: int) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1])
-def test_sizes_at_the_edge_of_a_block(method: str, size: int) -> None:
+def test_data_of_a_size_around_the_block_size_is_decoded(method: str, size: int) -> None:
     body = BlockEncoder(method).compress(RANDOM[:size])
     expected = [min(BLOCK_BYTES, size - start) for start in range(0, size, BLOCK_BYTES)]
     assert block_sizes(body) == expected
@@ -81,7 +81,7 @@ def test_an_unknown_method_for_answers_is_lz4() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_changed_bit_anywhere_is_found(method: str) -> None:
+def test_a_changed_bit_anywhere_in_a_block_is_refused(method: str) -> None:
     body = bytearray(BlockEncoder(method).compress(b"some text, some text, some text"))
     for position in range(len(body)):
         body[position] ^= 0x10
@@ -89,7 +89,7 @@ def test_a_changed_bit_anywhere_is_found(method: str) -> None:
         body[position] ^= 0x10
 
 
-def test_a_wrong_checksum_gives_nothing_of_its_block() -> None:
+def test_a_block_with_a_wrong_checksum_yields_no_data() -> None:
     body = bytearray(BlockEncoder().compress(b"first") + BlockEncoder().compress(b"second"))
     body[-1] ^= 1
     decoder = BlockDecoder(BLOCK_BYTES, lambda _: None)
@@ -99,13 +99,13 @@ def test_a_wrong_checksum_gives_nothing_of_its_block() -> None:
         next(pieces)
 
 
-def test_checksums_can_be_left_unchecked() -> None:
+def test_the_check_of_checksums_can_be_turned_off() -> None:
     decoder = BlockDecoder(BLOCK_BYTES, lambda _: None, check_sums=False)
     assert list(decoder.decompress(bytes(16) + ONE[16:])) == [b"1\n"]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_data_that_is_not_what_its_head_says_is_refused(method: str) -> None:
+def test_a_block_that_contradicts_its_head_is_refused(method: str) -> None:
     for size in (0, 4, 6, 1000):
         body = bytearray(BlockEncoder(method).compress(b"12345"))
         struct.pack_into("<I", body, 21, size)
@@ -116,13 +116,13 @@ def test_data_that_is_not_what_its_head_says_is_refused(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", [0x00, 0x01, 0x91, 0xFF])
-def test_another_method_is_refused(method: int) -> None:
+def test_an_unknown_compression_method_is_refused(method: int) -> None:
     body = bytearray(ONE)
     body[16] = method
     assert refusal(bytes(body)) == 89
 
 
-def test_a_body_that_is_not_in_blocks_is_refused() -> None:
+def test_a_body_without_compressed_blocks_is_refused() -> None:
     assert refusal(b"SELECT 1") == 33
     assert refusal(b"SELECT 1 FROM messages WHERE topic = 'x'") == 89
 
@@ -150,7 +150,7 @@ def test_a_small_block_that_expands_to_more_than_it_says_is_refused() -> None:
         list(decoder.decompress(bytes(body)))
 
 
-def test_what_is_held_is_counted_before_it_is_there() -> None:
+def test_memory_is_charged_before_a_block_is_read() -> None:
     held: list[int] = []
     decoder = BlockDecoder(2 * BLOCK_BYTES, held.append)
     small, large = BlockEncoder().compress(b"x" * 100), BlockEncoder().compress(RANDOM[:10_000])

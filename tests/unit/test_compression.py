@@ -40,14 +40,14 @@ def xerial(*blocks: bytes, header: bytes = XERIAL) -> bytes:
 
 @pytest.mark.parametrize("codec", Codec)
 @given(data=st.binary() | st.builds(bytes.__mul__, st.binary(), st.integers(0, 9999)))
-def test_what_is_compressed_comes_back(codec: Codec, data: bytes) -> None:
+def test_compressed_data_is_decompressed(codec: Codec, data: bytes) -> None:
     packed = compress(codec, memoryview(data))
     assert decompress(codec, packed, len(data)) == data
     assert decompress(codec, memoryview(packed), 2**40) == data
 
 
 @pytest.mark.parametrize("codec", [5, 6, 7])
-def test_codecs_without_a_meaning_are_unsupported(codec: int) -> None:
+def test_an_unknown_codec_is_unsupported(codec: int) -> None:
     with pytest.raises(UnsupportedCompressionType):
         decompress(codec, b"", 100)
     with pytest.raises(UnsupportedCompressionType):
@@ -66,7 +66,9 @@ def test_codecs_without_a_meaning_are_unsupported(codec: int) -> None:
         (Codec.ZSTD, zstd_encode),
     ],
 )
-def test_kafka_python_is_read(codec: Codec, encode: Callable[[bytes], bytes]) -> None:
+def test_data_compressed_by_kafka_python_is_read(
+    codec: Codec, encode: Callable[[bytes], bytes]
+) -> None:
     assert decompress(codec, encode(TEXT), MIB) == TEXT
 
 
@@ -145,7 +147,7 @@ def snappy_ends(packed: bytes) -> set[int]:
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 @pytest.mark.parametrize("rest", [b"\0", b"\0" * 100, b"garbage", None])
-def test_bytes_behind_a_stream_are_corrupt(codec: Codec, rest: bytes | None) -> None:
+def test_bytes_after_a_stream_are_corrupt(codec: Codec, rest: bytes | None) -> None:
     packed = compress(codec, TEXT)
     with pytest.raises(CorruptMessage):
         decompress(codec, packed + (packed if rest is None else rest), MIB)
@@ -154,14 +156,14 @@ def test_bytes_behind_a_stream_are_corrupt(codec: Codec, rest: bytes | None) -> 
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
-def test_no_bytes_are_corrupt(codec: Codec) -> None:
+def test_an_empty_stream_is_corrupt(codec: Codec) -> None:
     with pytest.raises(CorruptMessage):
         decompress(codec, b"", MIB)
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 @given(data=st.binary(max_size=300))
-def test_garbage_is_corrupt(codec: Codec, data: bytes) -> None:
+def test_random_bytes_are_corrupt(codec: Codec, data: bytes) -> None:
     try:
         decompress(codec, data, MIB)
     except (CorruptMessage, MessageTooLarge):
@@ -171,7 +173,7 @@ def test_garbage_is_corrupt(codec: Codec, data: bytes) -> None:
 
 @pytest.mark.parametrize("codec", COMPRESSED)
 @given(mutations=make.mutations())
-def test_a_spoilt_stream_is_read_or_corrupt(codec: Codec, mutations: list[make.Mutation]) -> None:
+def test_a_damaged_stream_is_read_or_corrupt(codec: Codec, mutations: list[make.Mutation]) -> None:
     packed = make.spoil(compress(codec, TEXT[:3000]), mutations)
     with suppress(CorruptMessage, MessageTooLarge):
         assert len(decompress(codec, packed, MIB)) <= MIB
@@ -194,7 +196,7 @@ def test_a_spoilt_stream_is_read_or_corrupt(codec: Codec, mutations: list[make.M
     ],
     ids=repr,
 )
-def test_snappy_that_does_not_add_up_is_corrupt(payload: bytes) -> None:
+def test_snappy_framing_with_wrong_sizes_is_corrupt(payload: bytes) -> None:
     with pytest.raises(CorruptMessage):
         decompress(Codec.SNAPPY, payload, 2**40)
 
@@ -249,7 +251,7 @@ BOMBS: Final[dict[str, tuple[Codec, Callable[[], bytes]]]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_takes_no_more_memory_than_the_limit(name: str) -> None:
+def test_a_compression_bomb_uses_no_more_memory_than_the_limit(name: str) -> None:
     codec, bomb = BOMBS[name]
     payload = bomb()
     assert len(payload) < 8 * MIB
@@ -272,13 +274,13 @@ CLAIMS: Final[dict[str, tuple[Codec, bytes]]] = {
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_a_claimed_size_takes_no_memory(name: str) -> None:
+def test_a_claimed_size_allocates_no_memory(name: str) -> None:
     codec, payload = CLAIMS[name]
     error, peak_bytes = refusal(codec, payload, 1 << 40)
     assert error == "CorruptMessage"
     assert peak_bytes < 8 * MIB
 
 
-def test_a_claim_within_the_window_limit_is_no_reason_to_refuse() -> None:
+def test_a_claimed_size_within_the_window_limit_is_not_refused() -> None:
     """A frame with the largest window that zstd's own levels ask for, and little in it."""
     assert decompress(Codec.ZSTD, b"\x28\xb5\x2f\xfd\0\x88\x09\0\0x", 10) == b"x"

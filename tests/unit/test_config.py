@@ -55,7 +55,9 @@ def test_a_flag_wins_over_the_environment_over_the_file_over_the_default(
     assert [loaded.sources[name] for name in names] == ["flag", "env", str(path), "default"]
 
 
-def test_what_sql_may_use_follows_from_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sql_memory_limit_follows_from_the_memory_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mib = 1 << 20
     monkeypatch.setattr(config, "memory_bytes", lambda: 8192 * mib)
     user = {"sql_user": "a", "sql_password": "b"}
@@ -84,11 +86,11 @@ def test_what_sql_may_use_follows_from_the_memory(monkeypatch: pytest.MonkeyPatc
         ),
     ],
 )
-def test_sql_memory_that_cannot_be_is_refused(flags: dict[str, object], what: str) -> None:
+def test_an_impossible_sql_memory_limit_is_refused(flags: dict[str, object], what: str) -> None:
     assert what in sentence(flags)
 
 
-def test_the_environment_may_name_the_file(toml: Callable[[str], Path]) -> None:
+def test_an_environment_variable_names_the_settings_file(toml: Callable[[str], Path]) -> None:
     environ = {"BROKERHOUSE_CONFIG": str(toml("lanes = 7\n"))}
     assert config_sources.load(environ=environ).settings.lanes == 7
 
@@ -99,7 +101,7 @@ def test_an_empty_environment_variable_counts_as_not_set() -> None:
     assert loaded.sources["lanes"] == "default"
 
 
-def test_settings_are_not_read_from_the_environment_behind_the_back_of_load(
+def test_constructing_settings_reads_no_environment_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("BROKERHOUSE_LANES", "9")
@@ -114,13 +116,13 @@ def test_settings_are_not_read_from_the_environment_behind_the_back_of_load(
         ("[::1]:65535", Address("::1", 65535)),
     ],
 )
-def test_an_address_is_taken_apart_and_put_together(text: str, address: Address) -> None:
+def test_an_address_is_parsed_and_formatted(text: str, address: Address) -> None:
     assert parse_address(text) == address
     assert str(address) == text
 
 
 @pytest.mark.parametrize("text", ["", "host", ":9092", "::1:9092", "a b:1", "host:"])
-def test_a_bad_address_is_shown_how_to_write_one(text: str) -> None:
+def test_the_error_for_a_bad_address_shows_how_to_write_one(text: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT|0 to 65535"):
         parse_address(text)
 
@@ -214,12 +216,12 @@ def test_a_syntax_error_in_the_file_names_the_line(toml: Callable[[str], Path]) 
     assert "line 2" in text
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_settings_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.toml"
     assert sentence(config_file=path) == f"{path} cannot be read: No such file or directory"
 
 
-def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+def test_a_settings_file_that_is_not_text_is_named(tmp_path: Path) -> None:
     path = tmp_path / "binary.toml"
     path.write_bytes(b"\xff\xfe")
     assert sentence(config_file=path) == f"{path} is not valid TOML: it is not UTF-8 text"
@@ -233,7 +235,7 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
         ("message_max_bytes", "decompressed_max_bytes"),
     ],
 )
-def test_a_limit_that_could_never_be_reached_is_refused(smaller: str, larger: str) -> None:
+def test_an_unreachable_limit_is_refused(smaller: str, larger: str) -> None:
     flags: dict[str, object] = {
         "message_max_bytes": 5000,
         "request_max_bytes": 6000,
@@ -251,7 +253,7 @@ def test_a_user_needs_a_password_and_a_password_a_user() -> None:
     assert "set sql_user too" in sentence(environ={"BROKERHOUSE_SQL_PASSWORD": "x"})
 
 
-def test_a_password_never_shows() -> None:
+def test_a_password_is_never_printed() -> None:
     loaded = config_sources.load(
         {"sql_user": "me"}, environ={"BROKERHOUSE_SQL_PASSWORD": "hunter2"}
     )
@@ -262,20 +264,20 @@ def test_a_password_never_shows() -> None:
     assert "5" not in sentence({"sql_user": "me", "sql_password": 5})
 
 
-def test_a_data_directory_is_made(tmp_path: Path) -> None:
+def test_a_missing_data_directory_is_created(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path / "a" / "b")
     assert config.prepare_data_dir(settings) == tmp_path / "a" / "b"
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
-def test_a_data_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_data_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = Settings(data_dir=tmp_path / "file" / "data")
     with pytest.raises(ConfigError, match=r"data_dir .*/file/data cannot be written .*: name a"):
         config.prepare_data_dir(settings)
 
 
-def test_the_warehouse_is_entered_and_paths_stay_what_they_were(
+def test_relative_paths_keep_their_meaning_after_entering_the_data_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -33,7 +33,7 @@ LIMIT_S = 30.0
 # --- Order ---
 
 
-async def test_responses_come_in_the_order_of_the_requests(connect: Connect) -> None:
+async def test_responses_are_sent_in_the_order_of_the_requests(connect: Connect) -> None:
     client = connect()
     client.send(*(produce(n) for n in range(5)))
     await settle()
@@ -47,7 +47,7 @@ async def test_responses_come_in_the_order_of_the_requests(connect: Connect) -> 
     assert client.answers == [0, 1, 2, 3, 4]
 
 
-async def test_responses_that_are_finished_together_are_written_together(connect: Connect) -> None:
+async def test_responses_that_finish_together_are_written_in_one_piece(connect: Connect) -> None:
     client = connect()
     client.send(*(produce(n) for n in range(5)))
     await settle()
@@ -60,7 +60,7 @@ async def test_responses_that_are_finished_together_are_written_together(connect
     assert (client.answers, client.wire.writes) == ([0, 1, 2, 3, 4], 2)
 
 
-async def test_produce_requests_run_together_and_all_others_one_after_the_other(
+async def test_produce_requests_run_concurrently_and_all_others_one_after_the_other(
     connect: Connect,
 ) -> None:
     client = connect()
@@ -88,7 +88,7 @@ async def test_the_pipeline_of_a_producer_has_a_limit(connect: Connect) -> None:
     assert len(client.handlers.started) == 65
 
 
-async def test_a_slow_request_holds_up_no_other_connection(connect: Connect) -> None:
+async def test_a_slow_request_does_not_delay_other_connections(connect: Connect) -> None:
     slow, fast = connect(), connect()
     slow.send(metadata(1))
     fast.send(metadata(2))
@@ -97,7 +97,7 @@ async def test_a_slow_request_holds_up_no_other_connection(connect: Connect) -> 
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_requests_may_come_in_any_pieces(connect: Connect, size: int) -> None:
+async def test_requests_cut_into_any_pieces_are_answered(connect: Connect, size: int) -> None:
     client = connect()
     stream = b"".join(produce(n, n * 10) for n in range(20))
     for start in range(0, len(stream), size):
@@ -106,7 +106,7 @@ async def test_requests_may_come_in_any_pieces(connect: Connect, size: int) -> N
     assert client.handlers.started == list(range(20))
 
 
-async def test_connections_that_read_into_the_same_buffer_get_each_their_own_requests(
+async def test_connections_that_share_a_read_buffer_each_get_their_own_requests(
     connect: Connect,
 ) -> None:
     broker = FakeBroker()
@@ -122,7 +122,9 @@ async def test_connections_that_read_into_the_same_buffer_get_each_their_own_req
         assert client.answers == [number]
 
 
-async def test_a_request_without_an_answer_is_passed_over(connect: Connect) -> None:
+async def test_a_request_that_gets_no_response_does_not_delay_the_next_response(
+    connect: Connect,
+) -> None:
     client = connect()
     client.send(produce(0), produce(1), metadata(2))
     await client.finish(1)
@@ -137,7 +139,7 @@ async def test_a_request_without_an_answer_is_passed_over(connect: Connect) -> N
 @pytest.mark.parametrize(
     ("error", "code"), [(KafkaStorageError("no"), 56), (RuntimeError("a defect"), -1)]
 )
-async def test_a_handler_that_fails_is_answered_with_a_code_and_the_connection_goes_on(
+async def test_a_failing_handler_is_answered_with_an_error_code_and_the_connection_stays_open(
     connect: Connect, error: Exception, code: int
 ) -> None:
     client = connect()
@@ -150,7 +152,7 @@ async def test_a_handler_that_fails_is_answered_with_a_code_and_the_connection_g
 
 
 @pytest.mark.parametrize("error", [KafkaStorageError("no"), RuntimeError("a defect")])
-async def test_where_a_response_has_no_place_for_an_error_the_connection_is_closed(
+async def test_the_connection_is_closed_when_the_response_has_no_field_for_an_error(
     connect: Connect, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -165,7 +167,7 @@ async def test_where_a_response_has_no_place_for_an_error_the_connection_is_clos
     assert closed[0].startswith("192.0.2.1:5000 closed: Metadata cannot be answered")
 
 
-async def test_a_handler_that_is_no_coroutine_may_answer_at_once_later_or_not_at_all(
+async def test_a_plain_handler_may_answer_at_once_later_or_not_at_all(
     monkeypatch: pytest.MonkeyPatch, connect: Connect
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -197,7 +199,7 @@ async def test_a_handler_that_is_no_coroutine_may_answer_at_once_later_or_not_at
     assert client.wire.aborted  # a Produce response has no place for an error of the whole
 
 
-async def test_a_handler_may_close_the_connection_after_what_came_before(
+async def test_a_handler_may_close_the_connection_after_the_earlier_responses(
     connect: Connect,
 ) -> None:
     client = connect()
@@ -210,7 +212,7 @@ async def test_a_handler_may_close_the_connection_after_what_came_before(
     assert client.answers == [0]
 
 
-async def test_what_waits_behind_a_closed_connection_is_not_begun(connect: Connect) -> None:
+async def test_requests_that_wait_on_a_closed_connection_are_not_started(connect: Connect) -> None:
     client = connect()
     client.send(*(produce(n) for n in range(65)))
     await client.finish(0, CloseConnection("acks=0 and an error"))
@@ -240,7 +242,7 @@ async def test_a_response_that_cannot_be_encoded_closes_the_connection(
         pytest.param(b"\0\0\0\x0c\0\3\0\1\0\0\0\0\xff\xff\0\0", id="a frame cut short"),
     ],
 )
-async def test_bytes_that_are_no_request_close_the_connection_with_one_line(
+async def test_bytes_that_are_not_a_request_close_the_connection_and_log_one_line(
     connect: Connect, caplog: pytest.LogCaptureFixture, data: bytes
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -282,7 +284,7 @@ async def test_a_connection_beyond_the_limit_is_refused_at_once(connect: Connect
 # --- Stopping ---
 
 
-async def test_draining_answers_what_is_on_its_way_and_closes(connect: Connect) -> None:
+async def test_draining_answers_the_requests_in_progress_and_closes(connect: Connect) -> None:
     client = connect()
     client.send(produce(1), produce(2), metadata(3))
     await settle()
@@ -324,7 +326,7 @@ async def test_draining_does_not_spin_while_the_first_of_many_is_slow(
     assert waits <= 2
 
 
-async def test_draining_ends_when_the_client_leaves_meanwhile(connect: Connect) -> None:
+async def test_draining_ends_when_the_client_disconnects(connect: Connect) -> None:
     client = connect()
     client.send(metadata(1))
     await settle()
@@ -335,7 +337,7 @@ async def test_draining_ends_when_the_client_leaves_meanwhile(connect: Connect) 
         await draining
 
 
-async def test_an_idle_connection_is_one_that_waits_for_nothing(connect: Connect) -> None:
+async def test_a_connection_is_idle_while_no_request_is_in_progress(connect: Connect) -> None:
     client = connect()
     assert client.connection.idle
     client.send(metadata(1))
@@ -345,6 +347,6 @@ async def test_an_idle_connection_is_one_that_waits_for_nothing(connect: Connect
     assert client.connection.idle
 
 
-def test_a_kafka_error_has_a_message_even_without_words() -> None:
+def test_a_kafka_error_without_a_text_has_a_message() -> None:
     assert KafkaError().message == "KafkaError"
     assert KafkaStorageError("a sentence").message == "a sentence"

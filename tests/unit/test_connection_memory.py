@@ -35,7 +35,7 @@ LIMIT_S = 30.0
 # --- Back-pressure ---
 
 
-async def test_nothing_is_read_while_requests_wait_their_turn(connect: Connect) -> None:
+async def test_a_connection_does_not_read_while_its_requests_wait(connect: Connect) -> None:
     client = connect()
     client.send(metadata(1))
     assert not client.wire.paused
@@ -47,7 +47,9 @@ async def test_nothing_is_read_while_requests_wait_their_turn(connect: Connect) 
     assert not client.wire.paused
 
 
-async def test_a_client_that_takes_no_responses_gets_no_more_work_done(connect: Connect) -> None:
+async def test_requests_of_a_client_that_reads_no_responses_are_not_started(
+    connect: Connect,
+) -> None:
     client = connect()
     client.wire.high_water = 10
     client.send(produce(0), produce(1))
@@ -73,7 +75,7 @@ async def test_a_client_that_takes_no_responses_gets_no_more_work_done(connect: 
     assert not client.wire.paused
 
 
-async def test_unsent_responses_leave_less_room_for_others(connect: Connect) -> None:
+async def test_unsent_responses_reduce_the_room_of_other_responses(connect: Connect) -> None:
     client = connect()
     memory = client.broker.response_memory
     client.wire.high_water = 10
@@ -94,7 +96,7 @@ async def test_unsent_responses_leave_less_room_for_others(connect: Connect) -> 
     assert memory.used == 0
 
 
-async def test_a_large_response_goes_out_in_slices_as_the_client_takes_them(
+async def test_a_large_response_is_sent_in_slices_as_the_client_reads_them(
     connect: Connect,
 ) -> None:
     client = connect()
@@ -133,7 +135,7 @@ async def test_a_request_waits_until_there_is_room_for_its_response(connect: Con
     assert broker.response_memory.used == 0
 
 
-async def test_a_client_that_takes_nothing_is_closed_with_one_line(
+async def test_a_client_that_reads_nothing_is_disconnected_and_logged_in_one_line(
     connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -156,7 +158,7 @@ async def test_a_client_that_takes_nothing_is_closed_with_one_line(
     assert 0.1 <= float(told[1]) <= time.monotonic() - began + 0.05  # rounded
 
 
-async def test_when_memory_is_tight_the_largest_of_those_who_take_nothing_go_first(
+async def test_low_memory_disconnects_the_stalled_clients_with_the_most_unsent_bytes_first(
     connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -181,7 +183,7 @@ async def test_when_memory_is_tight_the_largest_of_those_who_take_nothing_go_fir
     assert 24 * MIB < broker.response_memory.used <= 32 * MIB
 
 
-async def test_a_connection_that_holds_much_waits_when_the_budget_is_used_up(
+async def test_a_connection_with_many_unread_bytes_waits_when_the_budget_is_used_up(
     connect: Connect,
 ) -> None:
     broker = FakeBroker(in_flight=InFlight(4 * MIB))
@@ -222,7 +224,7 @@ async def test_half_sent_requests_that_fill_the_budget_do_not_wait_for_each_othe
     assert in_flight(broker) == 0
 
 
-async def test_one_that_has_the_turn_and_sends_nothing_is_closed(
+async def test_a_client_that_has_its_turn_and_sends_nothing_is_disconnected(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(in_flight_module, "_STALLED_AFTER_S", 0.02)
@@ -246,7 +248,7 @@ async def test_one_that_has_the_turn_and_sends_nothing_is_closed(
 # --- What is in flight ---
 
 
-async def test_what_came_is_counted_until_it_is_answered(connect: Connect) -> None:
+async def test_a_request_is_counted_until_it_is_answered(connect: Connect) -> None:
     client = connect()
     whole, half = produce(1, 1000), produce(2, 5000)[:3000]
     client.send(whole, half)
@@ -257,7 +259,7 @@ async def test_what_came_is_counted_until_it_is_answered(connect: Connect) -> No
     assert in_flight(client.broker) == 0
 
 
-async def test_a_client_that_left_waits_for_nothing_but_its_records_are_stored(
+async def test_records_of_a_client_that_disconnected_are_stored(
     connect: Connect,
 ) -> None:
     client, other = connect(), connect()
@@ -291,7 +293,7 @@ async def test_records_of_a_client_that_left_are_counted_until_they_are_stored(
 
 
 @pytest.mark.parametrize("seed", range(10))
-async def test_whatever_happens_nothing_stays_in_flight(connect: Connect, seed: int) -> None:
+async def test_the_count_of_bytes_in_flight_returns_to_zero(connect: Connect, seed: int) -> None:
     rnd = random.Random(seed)
     broker = FakeBroker(in_flight=InFlight(3 * MIB))
     clients = [connect(broker) for _ in range(5)]

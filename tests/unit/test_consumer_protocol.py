@@ -43,7 +43,9 @@ def assignment(version: int, assigned: Assigned, user_data: bytes | None = None)
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("user_data", [None, b"", b"\xff\x00"])
 @pytest.mark.parametrize("topics", [[], ["a"], ["b", "a", "é"], ["a", "a"]])
-def test_topics_of_a_subscription(version: int, user_data: bytes | None, topics: list[str]) -> None:
+def test_the_topics_of_a_subscription_are_read(
+    version: int, user_data: bytes | None, topics: list[str]
+) -> None:
     assert subscribed_topics(subscription(version, topics, user_data)) == frozenset(topics)
 
 
@@ -52,13 +54,13 @@ def test_topics_of_a_subscription(version: int, user_data: bytes | None, topics:
 @pytest.mark.parametrize(
     "assigned", [[], [("a", [])], [("a", [0, 1, 2**31 - 1]), ("é", [-1])], [("a", [2]), ("b", [2])]]
 )
-def test_partitions_of_an_assignment(
+def test_the_partitions_of_an_assignment_are_read(
     version: int, user_data: bytes | None, assigned: Assigned
 ) -> None:
     assert assigned_partitions(assignment(version, assigned, user_data)) == dict(assigned)
 
 
-def test_a_topic_that_comes_twice_is_one() -> None:
+def test_a_topic_that_is_named_twice_is_counted_once() -> None:
     assert assigned_partitions(assignment(1, [("a", [0]), ("b", [5]), ("a", [2])])) == {
         "a": [0, 2],
         "b": [5],
@@ -66,19 +68,19 @@ def test_a_topic_that_comes_twice_is_one() -> None:
 
 
 @pytest.mark.parametrize("version", [4, 5, 2**15 - 1])
-def test_a_version_of_the_future_is_read_as_far_as_it_is_known(version: int) -> None:
+def test_a_future_version_is_read_as_far_as_it_is_known(version: int) -> None:
     future = struct.pack(">h", version)
     assert subscribed_topics(future + subscription(3, ["a"])[2:] + b"more") == frozenset({"a"})
     assert assigned_partitions(future + assignment(3, [("a", [1])])[2:] + b"more") == {"a": [1]}
 
 
-def test_versions_that_never_were_are_not_read() -> None:
+def test_a_negative_version_is_not_read() -> None:
     past = struct.pack(">h", -1)
     assert subscribed_topics(past + subscription(3, ["a"])[2:]) is None
     assert assigned_partitions(past + assignment(3, [("a", [1])])[2:]) is None
 
 
-def test_bytes_that_end_early_are_not_read() -> None:
+def test_a_truncated_subscription_is_not_read() -> None:
     whole = subscription(0, ["topic", "other"], b"data")
     assert subscribed_topics(whole) is not None
     assert [subscribed_topics(whole[:end]) for end in range(len(whole))] == [None] * len(whole)
@@ -98,20 +100,20 @@ def test_bytes_that_end_early_are_not_read() -> None:
         struct.pack(">ii", 0, 5) + b"four",
     ],
 )
-def test_nonsense_is_not_read(body: bytes) -> None:
+def test_a_malformed_subscription_or_assignment_is_not_read(body: bytes) -> None:
     for version in (b"\0\0", b"\0\3", b"\x7f\xff"):
         assert subscribed_topics(version + body) is None
         assert assigned_partitions(version + body) is None
 
 
 @pytest.mark.parametrize("count", [-1, 2, 2**31 - 1])
-def test_partitions_that_are_not_there_are_not_read(count: int) -> None:
+def test_a_wrong_count_of_partitions_is_not_read(count: int) -> None:
     body = struct.pack(">ih1si", 1, 1, b"a", count) + struct.pack(">i", 7) + b"\xff\xff\xff"
     assert assigned_partitions(b"\0\0" + body) is None
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_are_answered(data: bytes) -> None:
+def test_any_bytes_are_read_or_yield_none(data: bytes) -> None:
     """With None or with something that is no larger than they are."""
     for prefix in (b"", b"\0\1", b"\0\1\0\0\0\1"):
         topics = subscribed_topics(prefix + data)
@@ -123,7 +125,7 @@ def test_any_bytes_are_answered(data: bytes) -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.lists(st.integers(-(2**31), 2**31 - 1)))))
-def test_what_the_client_library_writes_is_read(assigned: Assigned) -> None:
+def test_subscriptions_and_assignments_of_kafka_python_are_read(assigned: Assigned) -> None:
     expected: dict[str, list[int]] = {}
     for topic, partitions in assigned:
         expected.setdefault(topic, []).extend(partitions)
@@ -133,7 +135,7 @@ def test_what_the_client_library_writes_is_read(assigned: Assigned) -> None:
 
 
 @pytest.mark.parametrize("topics", [[], ["a"], ["b", "é"]])
-def test_a_subscription_that_is_written_is_read_as_kafka_reads_it(topics: list[str]) -> None:
+def test_a_written_subscription_is_read_by_kafka_python(topics: list[str]) -> None:
     written = consumer_protocol.subscription(topics, b"\xff")
     assert subscribed_topics(written) == frozenset(topics)
     assert user_data(written) == b"\xff"
@@ -141,7 +143,7 @@ def test_a_subscription_that_is_written_is_read_as_kafka_reads_it(topics: list[s
 
 
 @pytest.mark.parametrize("partitions", [{}, {"a": [0, 2]}, {"a": [1], "é": [0]}])
-def test_an_assignment_that_is_written_is_read_as_kafka_reads_it(
+def test_a_written_assignment_is_read_by_kafka_python(
     partitions: dict[str, list[int]],
 ) -> None:
     written = consumer_protocol.assignment(partitions)

@@ -45,7 +45,7 @@ def test_the_first_line_is_written_at_once_and_the_others_are_counted(lines: Lin
     assert lines.written == ["0 closed", "13780 closed (13780 lines like this in 60 s)"]
 
 
-def test_a_flood_that_goes_on_is_one_line_a_minute(lines: Lines) -> None:
+def test_a_lasting_flood_is_one_line_a_minute(lines: Lines) -> None:
     for _ in range(5):
         lines.log("closed", extra=counted())
         lines.log("closed", extra=counted())
@@ -61,7 +61,7 @@ def test_after_a_quiet_minute_a_line_is_written_at_once(lines: Lines) -> None:
     assert lines.written == ["closed", "closed again"]
 
 
-def test_lines_about_other_things_or_from_other_calls_are_not_alike(lines: Lines) -> None:
+def test_lines_about_other_things_or_from_other_calls_are_counted_apart(lines: Lines) -> None:
     lines.log("a", extra=counted("one"))
     lines.log("b", extra=counted("two"))
     lines.log("c", line=2, extra=counted("one"))
@@ -69,7 +69,7 @@ def test_lines_about_other_things_or_from_other_calls_are_not_alike(lines: Lines
     assert lines.written == ["a", "b", "c"]
 
 
-def test_the_number_of_things_is_bounded(lines: Lines) -> None:
+def test_the_number_of_things_that_are_counted_is_limited(lines: Lines) -> None:
     for number in range(100_000):
         lines.log("%d closed", number, extra=counted(number))
     assert len(lines.written) == 21
@@ -86,7 +86,7 @@ def test_things_of_an_earlier_minute_make_room(lines: Lines) -> None:
     assert len(lines.written) == 40
 
 
-def test_a_call_without_a_mark_may_write_fifty_lines_a_minute(lines: Lines) -> None:
+def test_a_call_that_names_no_thing_may_write_fifty_lines_a_minute(lines: Lines) -> None:
     for number in range(60):
         lines.log("%d", number, extra={})
     assert len(lines.written) == 50
@@ -95,7 +95,7 @@ def test_a_call_without_a_mark_may_write_fifty_lines_a_minute(lines: Lines) -> N
     assert lines.written[50:] == ["59 (10 lines like this in 60 s)"]
 
 
-def test_what_was_counted_is_told_without_another_line() -> None:
+def test_the_count_is_logged_even_if_no_other_line_follows() -> None:
     told = threading.Event()
     last: list[str] = []
 
@@ -126,7 +126,7 @@ def test_a_line_that_is_logged_while_another_is_counted_is_written(lines: Lines)
     assert lines.written == ["quiet", "deleted"]
 
 
-def test_a_line_is_counted_also_when_no_thread_can_be_started(
+def test_lines_are_counted_even_if_no_thread_can_be_started(
     lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cannot_start(_: threading.Timer) -> None:

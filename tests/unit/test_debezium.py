@@ -47,7 +47,7 @@ def test_every_form_of_a_change_is_the_same_row(connector: str) -> None:
 
 
 @pytest.mark.parametrize("connector", ["unwrap", "rewrite"])
-def test_rows_without_an_op_say_only_whether_they_are_deleted(connector: str) -> None:
+def test_a_row_without_an_op_has_only_the_column_deleted(connector: str) -> None:
     decode = Debezium(COLUMNS)
     found = [decoded(decode, one) for one in samples(connector, PLAIN)]
     assert found == [
@@ -55,7 +55,7 @@ def test_rows_without_an_op_say_only_whether_they_are_deleted(connector: str) ->
     ]
 
 
-def test_op_and_deleted_are_there_only_for_columns() -> None:
+def test_op_and_deleted_are_left_out_unless_a_table_has_columns_for_them() -> None:
     decode = Debezium([("id",)])
     for sample in samples("default", PLAIN):
         if sample.value is not None:
@@ -64,7 +64,7 @@ def test_op_and_deleted_are_there_only_for_columns() -> None:
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
-def test_a_reader_that_knows_the_schema_reads_the_same(connector: str) -> None:
+def test_a_reader_that_has_seen_the_schema_reads_the_same_rows(connector: str) -> None:
     """In any order of schemas: of the two that a table has, one has a column more."""
     kept = MessageReader("value")
     values = [
@@ -88,7 +88,7 @@ SCHEMA = {"type": "struct", "fields": [{"field": "v", "type": "bytes"}]}
         '{"schema":SCHEMA,"payload" : {"v":"AA=="}}',
     ],
 )
-def test_a_message_may_be_written_by_anybody(text: str) -> None:
+def test_a_message_is_read_whatever_its_order_of_keys_and_its_spaces(text: str) -> None:
     reader = MessageReader("value")
     reader.read(b'{"schema":%b,"payload":null}' % json.dumps(SCHEMA).encode())
     message = reader.read(text.replace("SCHEMA", json.dumps(SCHEMA)).encode())
@@ -116,7 +116,7 @@ def test_decimals_have_all_their_digits(scale: int, text: str, expected: str) ->
     assert Debezium([("v",)])(packed(None, json.dumps(value).encode())) == [{"v": expected}]
 
 
-def test_a_key_that_is_not_json_matters_only_for_a_deletion() -> None:
+def test_a_key_that_is_not_json_is_an_error_only_of_a_deletion() -> None:
     decode = Debezium(COLUMNS)
     change, deletion = (samples("noschema", PLAIN)[place].value or b"" for place in (1, 3))
     assert decode(packed(b"plain text", change))

@@ -37,14 +37,14 @@ def test_the_reserve_is_a_twentieth_of_the_disk_within_limits(
     assert default_reserve_bytes(Path("/")) == reserve
 
 
-def test_a_part_fits_into_the_reserve_and_a_large_disk_has_not_too_many() -> None:
+def test_parts_fit_into_the_reserve_and_a_large_disk_has_few_of_them() -> None:
     assert part_max_bytes(96 * MIB, 300 * MIB) == 16 * MIB
     assert part_max_bytes(512 * MIB, 10 * GIB) == 224 * MIB
     for disk in (100 * GIB, 1000 * GIB, 20_000 * GIB):
         assert disk // part_max_bytes(512 * MIB, disk) <= 400
 
 
-def test_a_reserve_that_was_copied_without_its_blocks_is_allocated_again(tmp_path: Path) -> None:
+def test_a_sparse_copy_of_the_reserve_is_allocated_again(tmp_path: Path) -> None:
     DiskReserve(tmp_path, MIB)
     file = tmp_path / "reserve"
     whole = file.stat()

@@ -46,7 +46,7 @@ def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_environment_variable_that_is_named_sets_something(page: Path) -> None:
+def test_every_environment_variable_in_the_docs_exists(page: Path) -> None:
     # _BROKERHOUSE_COMPLETE is the shell's.
     named = set(re.findall(r"(?<!_)BROKERHOUSE_[A-Z_]+", page.read_text(encoding="utf-8")))
     known = {config_sources.environment_variable(name) for name in config.Settings.model_fields}
@@ -64,7 +64,7 @@ def scripts(page: Path) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_with_commands_says_once_how_they_get_on_the_path(page: Path) -> None:
+def test_a_page_with_commands_activates_the_environment_exactly_once(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     used = re.search(r"(?:^|[|(;\s])brokerhouse [a-z]", scripts(page)) is not None
     assert text.count("`. .venv/bin/activate`") == used

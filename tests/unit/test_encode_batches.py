@@ -22,7 +22,7 @@ ROW = Row(10, 100, producer_id=5, producer_epoch=0, sequence=50)
 NEXT = replace(ROW, offset=11, sequence=51)
 
 
-def test_rows_in_step_are_one_batch_and_gaps_do_not_end_it(module: Any) -> None:
+def test_rows_of_one_producer_are_one_batch_despite_gaps_between_offsets(module: Any) -> None:
     later = replace(ROW, offset=20, sequence=60)
     assert encoded(module, ROW, NEXT, later) == [[10, 11, 20]]
     far = replace(ROW, offset=10 + 2**31 - 1, producer_id=-1, sequence=-1)
@@ -47,7 +47,7 @@ def test_rows_in_step_are_one_batch_and_gaps_do_not_end_it(module: Any) -> None:
     ],
     ids=str,
 )
-def test_a_new_batch_starts_where_a_row_says(module: Any, change: dict[str, int]) -> None:
+def test_a_new_batch_starts_at_a_row_that_is_marked(module: Any, change: dict[str, int]) -> None:
     other = replace(NEXT, **change)  # type: ignore[arg-type]
     assert encoded(module, ROW, other) == [[10], [other.offset]]
 

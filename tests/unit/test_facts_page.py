@@ -38,7 +38,7 @@ def test_every_table_of_a_fact_exists() -> None:
         assert named(stored_in) <= tables() | IN_KEEPER, fact
 
 
-def test_every_table_holds_a_fact_or_is_named_as_one_that_holds_none() -> None:
+def test_every_table_is_listed_as_holding_a_fact_or_none() -> None:
     of_facts = set().union(*(named(stored_in) for _, stored_in, *_ in ROWS))
     without = named(NO_FACTS) - {"lag"}
     assert of_facts | without == tables() | IN_KEEPER

@@ -39,7 +39,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize(("values", "kind"), TYPES, ids=[kind for _, kind in TYPES])
-def test_a_type_holds_every_value(values: list[str], kind: str) -> None:
+def test_an_inferred_type_holds_every_value(values: list[str], kind: str) -> None:
     sample = parse_sample(f'{{"v": {value}}}'.encode() for value in values)
     assert field_columns(sample) == [InferredColumn("v", kind, "v")]
 
@@ -57,7 +57,9 @@ DATES = [
 
 
 @pytest.mark.parametrize(("values", "kind"), DATES)
-def test_dates_are_inferred_where_a_person_is_asked(values: list[str], kind: str) -> None:
+def test_dates_are_inferred_only_for_a_definition_that_a_person_reviews(
+    values: list[str], kind: str
+) -> None:
     rows = [{"v": value} for value in values]
     assert flat_columns(rows) == [InferredColumn("v", kind, "v")]
     assert field_columns(rows) == [InferredColumn("v", "Nullable(String)", "v")]
@@ -78,7 +80,7 @@ def test_a_field_that_is_sometimes_an_object_is_one_column_of_text() -> None:
     assert flat_columns(sample) == [InferredColumn("a", "Nullable(String)", "a")]
 
 
-def test_names_that_no_column_can_have_are_left_out() -> None:
+def test_fields_whose_names_no_column_can_have_are_left_out() -> None:
     sample = parse_sample(
         [b'{"": 1, "_block": 2, "_offset": 3, "\\ud83d": 4, "ok": 5}', b"no", b"5"]
     )

@@ -29,7 +29,7 @@ def test_a_path_is_read_as_fields(text: str, path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", ".", "a..b", "a.", ".a", "$", "$.", "$[0]", "$['a'", "$..a"])
-def test_what_is_no_path_is_refused(text: str) -> None:
+def test_a_malformed_path_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="path"):
         path_from_text(text)
 

@@ -82,7 +82,7 @@ def as_kafka_python(response: FetchResponse, version: int, correlation_id: int) 
 
 
 @given(responses(), st.integers(API.min_version, API.max_version), INT32)
-def test_a_frame_is_that_of_kafka_python(
+def test_a_fetch_frame_is_that_of_kafka_python(
     response: FetchResponse, version: int, correlation_id: int
 ) -> None:
     pieces = fetch_frame(response, version, correlation_id)
@@ -90,7 +90,7 @@ def test_a_frame_is_that_of_kafka_python(
 
 
 @pytest.mark.parametrize("version", range(API.min_version, API.max_version + 1))
-def test_large_batches_are_not_copied_and_small_ones_are_one_piece(version: int) -> None:
+def test_large_batches_are_not_copied_and_small_ones_are_joined(version: int) -> None:
     large, small = [bytes(500_000) for _ in range(3)], [bytes(100)] * 1000
     partitions = [
         Partition(partition_index=n, records=r) for n, r in enumerate((small, large, small))

@@ -115,7 +115,7 @@ def test_before_version_7_there_are_no_sessions(version: int) -> None:
     assert (session, keys(wanted), news_only) == (None, [A], False)
 
 
-def test_a_session_of_nothing_is_not_begun() -> None:
+def test_a_full_fetch_without_partitions_begins_no_session() -> None:
     session, wanted, _ = FetchSessions(10).open(request(0, 0), BY_NAME)
     assert (session, wanted) == (None, [])
 
@@ -141,7 +141,7 @@ def test_the_next_request_names_only_what_changed() -> None:
     assert keys(wanted) == [A, B, C]
 
 
-def test_a_partition_named_again_is_wanted_from_its_new_offset_and_in_its_place() -> None:
+def test_a_partition_that_is_named_again_gets_its_new_offset_and_keeps_its_place() -> None:
     sessions = FetchSessions(10)
     session = started(sessions, A, B)
     changed = request(session.session_id, 1, [A], offset=77, max_bytes=5)
@@ -152,7 +152,7 @@ def test_a_partition_named_again_is_wanted_from_its_new_offset_and_in_its_place(
     ]
 
 
-def test_forgotten_partitions_are_wanted_no_more() -> None:
+def test_a_forgotten_partition_leaves_its_session() -> None:
     sessions = FetchSessions(10)
     session = started(sessions, A, B, C)
     never_known = ("never known", 3)
@@ -229,7 +229,7 @@ def test_a_session_of_topic_ids_keeps_to_them() -> None:
 
 
 @pytest.mark.parametrize(("first", "then"), [(BY_NAME, BY_ID), (BY_ID, BY_NAME)])
-def test_names_and_ids_do_not_mix_in_a_session(first: int, then: int) -> None:
+def test_a_session_of_topic_names_refuses_topic_ids_and_the_reverse(first: int, then: int) -> None:
     sessions = FetchSessions(10)
     partition: tuple[str | UUID, int] = (UUID(int=5), 0) if first == BY_ID else A
     session = started(sessions, partition, version=first)
@@ -253,7 +253,7 @@ def test_a_session_keeps_the_last_fetched_epoch_until_it_is_told_another() -> No
 # --- News ---
 
 
-def test_news_is_a_high_watermark_or_a_log_start_that_was_not_told() -> None:
+def test_a_partition_has_news_if_its_high_watermark_or_log_start_changed() -> None:
     session = started(FetchSessions(10), A)
     (want,) = session.partitions.values()
     assert session.is_news(want, 0, 0)
@@ -263,7 +263,7 @@ def test_news_is_a_high_watermark_or_a_log_start_that_was_not_told() -> None:
     assert session.is_news(want, 5, 3)
 
 
-def test_what_was_answered_goes_to_the_end_so_that_all_get_their_turn() -> None:
+def test_an_answered_partition_goes_to_the_end_of_its_session() -> None:
     sessions = FetchSessions(10)
     session = started(sessions, A, B, C)
     session.answered(session.partitions[A])
@@ -276,7 +276,7 @@ def test_what_was_answered_goes_to_the_end_so_that_all_get_their_turn() -> None:
 # --- The limit ---
 
 
-def test_when_all_slots_are_in_use_a_newcomer_is_served_without_a_session(clock: FakeTime) -> None:
+def test_a_fetch_is_served_without_a_session_when_all_slots_are_in_use(clock: FakeTime) -> None:
     sessions = FetchSessions(2)
     known = [started(sessions, A), started(sessions, A)]
     session, wanted, news_only = sessions.open(request(0, 0, [B]), BY_NAME)
@@ -299,12 +299,12 @@ def test_the_session_that_was_used_longest_ago_gives_way_after_two_minutes(clock
         sessions.open(request(second.session_id, 1), BY_NAME)
 
 
-def test_without_slots_everybody_is_served_without_a_session() -> None:
+def test_fetches_are_served_without_sessions_when_there_are_no_slots() -> None:
     assert FetchSessions(0).open(request(0, 0, [A]), BY_NAME)[0] is None
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_session_wants_what_a_consumer_that_tells_changes_wants(seed: int) -> None:
+def test_a_session_follows_the_changes_that_a_consumer_sends(seed: int) -> None:
     rnd = random.Random(seed)
     sessions = FetchSessions(10)
     everything: list[tuple[str | UUID, int]] = [(f"t{n % 5}", n // 5) for n in range(20)]
@@ -323,7 +323,9 @@ def test_a_session_wants_what_a_consumer_that_tells_changes_wants(seed: int) -> 
         assert {want.key: want.fetch_offset for want in wanted} == mine
 
 
-def test_sessions_remember_so_many_partitions_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_partitions_of_all_sessions_together_are_limited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "PARTITIONS_MAX", 5)
     sessions = FetchSessions(10)
 

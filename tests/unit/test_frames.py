@@ -6,7 +6,7 @@ import tracemalloc
 from itertools import chain, pairwise, repeat
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol._frames import FrameError, FrameReader
@@ -44,7 +44,7 @@ def test_one_byte_at_a_time_gives_each_frame_with_its_last_byte(bodies: list[byt
         assert reader.feed(bytes([last])) == [body]
 
 
-def test_nothing_received_gives_nothing() -> None:
+def test_no_bytes_give_no_frames() -> None:
     assert FrameReader(LIMIT).feed(b"") == []
 
 
@@ -56,7 +56,7 @@ def test_a_frame_that_is_not_complete_is_counted_as_buffered() -> None:
     assert reader.buffered == 0
 
 
-def test_what_was_read_may_be_overwritten_in_the_buffer_it_came_in() -> None:
+def test_a_frame_survives_when_the_buffer_it_was_read_from_is_overwritten() -> None:
     reader = FrameReader(LIMIT)
     data = bytearray(framed(b"first") + framed(b"a part")[:7])
     (frame,) = reader.feed(memoryview(data))
@@ -72,9 +72,8 @@ large_bodies = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(large_bodies, st.lists(st.integers(1, 1 << 18), min_size=1, max_size=20))
-def test_the_rest_of_a_large_frame_may_be_received_in_its_place(
+def test_the_rest_of_a_large_frame_can_be_received_into_it(
     bodies: list[bytes], sizes: list[int]
 ) -> None:
     reader, stream, found = FrameReader(LARGE), memoryview(framed(*bodies)), list[bytes]()
@@ -93,7 +92,7 @@ def test_the_rest_of_a_large_frame_may_be_received_in_its_place(
     assert reader.buffered == 0
 
 
-def test_only_the_rest_of_a_large_frame_has_a_place() -> None:
+def test_a_small_frame_cannot_be_received_in_place() -> None:
     reader = FrameReader(LARGE)
     assert reader.place(LARGE) is None
     large = framed(b"x" * LARGE)
@@ -103,7 +102,7 @@ def test_only_the_rest_of_a_large_frame_has_a_place() -> None:
     assert reader.place(LARGE) is None
 
 
-def test_no_more_is_received_in_a_place_than_it_has() -> None:
+def test_no_more_bytes_are_received_in_place_than_the_frame_lacks() -> None:
     reader = FrameReader(LARGE)
     with pytest.raises(ValueError, match="not received in the place"):
         reader.received(1)
@@ -122,12 +121,12 @@ def test_a_frame_of_exactly_the_limit_is_taken() -> None:
 
 
 @pytest.mark.parametrize("length", [LIMIT + 1, 100 << 20, 2**31 - 1, -1, -(2**31)])
-def test_a_claim_beyond_the_limit_is_refused_before_its_bytes_come(length: int) -> None:
+def test_a_frame_size_over_the_limit_is_refused_before_its_bytes_arrive(length: int) -> None:
     with pytest.raises(FrameError, match=f"a frame of {length} bytes, the limit is {LIMIT}"):
         FrameReader(LIMIT).feed(struct.pack(">i", length))
 
 
-def test_a_claim_beyond_the_limit_is_refused_as_soon_as_it_is_complete() -> None:
+def test_a_frame_size_over_the_limit_is_refused_with_its_fourth_byte() -> None:
     reader = FrameReader(LIMIT)
     *before, last = framed(b"good") + struct.pack(">i", LIMIT + 1)
     for byte in before:
@@ -136,7 +135,7 @@ def test_a_claim_beyond_the_limit_is_refused_as_soon_as_it_is_complete() -> None
         reader.feed(bytes([last]))
 
 
-def test_a_claim_takes_no_memory_until_its_bytes_come() -> None:
+def test_a_claimed_frame_size_allocates_no_memory_until_its_bytes_arrive() -> None:
     tracemalloc.start()
     try:
         readers = [FrameReader(100 << 20) for _ in range(100)]

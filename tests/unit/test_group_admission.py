@@ -46,11 +46,6 @@ def test_a_member_is_given_an_id_and_joins_with_it() -> None:
     assert asked.joined.member_id == member_id
 
 
-def test_an_old_client_joins_without_an_id() -> None:
-    _, (member_id,) = joined(ANY)
-    assert member_id.startswith("client-")
-
-
 def test_a_static_member_joins_without_an_id() -> None:
     at = Coordinator()
     asked = at.join(instance="s", handshake=True)
@@ -85,7 +80,7 @@ def test_an_id_is_not_waited_for_after_its_client_has_left() -> None:
     assert asked.joined.generation == 2
 
 
-def test_a_client_that_leaves_before_it_has_joined_disturbs_nobody() -> None:
+def test_a_client_that_leaves_before_it_has_joined_causes_no_rebalance() -> None:
     at, _ = stable(ANY)
     assert at.leave(at.knock()) is None
     assert at.group.state is GroupState.STABLE
@@ -152,12 +147,12 @@ def test_a_member_that_cannot_agree_with_the_others_is_refused(member: dict[str,
 
 
 @pytest.mark.parametrize("member", [{"protocols": ()}, {"protocol_type": ""}])
-def test_the_first_member_too_has_to_name_a_protocol(member: dict[str, Any]) -> None:
+def test_a_first_member_without_a_protocol_is_refused(member: dict[str, Any]) -> None:
     with pytest.raises(InconsistentGroupProtocol):
         Coordinator().join(**member)
 
 
-def test_members_that_come_and_go_change_what_all_support() -> None:
+def test_joining_and_leaving_members_change_the_protocols_that_all_support() -> None:
     at, (first, second) = stable({"protocols": ("a", "b")}, {"protocols": ("b", "a")})
     at.join(first, protocols=("a",))
     with pytest.raises(InconsistentGroupProtocol):
@@ -185,13 +180,13 @@ def test_an_empty_group_may_change_its_protocol_type() -> None:
 # Joining again
 
 
-def test_a_follower_whose_answer_was_lost_is_told_the_generation_again() -> None:
+def test_a_follower_that_joins_again_unchanged_is_told_its_generation_again() -> None:
     at, (_, second) = stable(ANY, ANY)
     assert at.join(second).joined.generation == 1
     assert at.group.state is GroupState.STABLE
 
 
-def test_members_whose_answers_were_lost_before_the_assignment_are_told_again() -> None:
+def test_members_that_join_again_before_the_assignment_are_told_their_generation_again() -> None:
     at, (first, second) = joined(ANY, ANY)
     assert len(at.join(first).joined.members) == 2
     assert at.join(second).joined.members == ()
@@ -266,7 +261,7 @@ def test_a_static_leader_that_restarts_is_told_to_assign_nothing() -> None:
     assert at.sync(answer.member_id, {second: b"x"}).assignment == old.encode()
 
 
-def test_a_static_leader_that_cannot_be_told_so_is_told_that_it_does_not_lead() -> None:
+def test_an_old_static_leader_that_restarts_is_told_that_it_does_not_lead() -> None:
     at, (old, _) = stable(STATIC, ANY)
     answer = at.join(instance="s", skips=False).joined
     assert (answer.leader, answer.members, answer.skip_assignment) == (old, (), False)
@@ -299,7 +294,7 @@ def test_a_static_member_that_restarts_during_a_rebalance_takes_its_own_place() 
     assert at.member_count == 2
 
 
-def test_a_static_member_that_restarts_while_others_are_waited_for_is_waited_with() -> None:
+def test_a_static_member_that_restarts_during_a_rebalance_waits_for_the_others() -> None:
     at, (first, _) = stable(ANY, ANY, initial_rebalance_delay_ms=0)
     at.join(instance="s")
     newer = at.join(instance="s")
@@ -314,7 +309,7 @@ def test_a_static_member_that_restarts_while_others_are_waited_for_is_waited_wit
 
 
 @pytest.mark.parametrize("begin", [joined, stable])
-def test_the_twin_of_a_static_member_is_fenced_whatever_it_asks(
+def test_the_replaced_instance_of_a_static_member_is_fenced_in_every_request(
     begin: Callable[..., tuple[Coordinator, list[str]]],
 ) -> None:
     at, (_, old) = begin(ANY, STATIC)
@@ -325,7 +320,9 @@ def test_the_twin_of_a_static_member_is_fenced_whatever_it_asks(
     assert isinstance(at.leave(old, "s"), FencedInstanceId)
 
 
-def test_a_twin_that_waits_for_its_assignment_is_fenced() -> None:
+def test_the_replaced_instance_of_a_static_member_is_fenced_while_it_waits_for_its_assignment() -> (
+    None
+):
     at, (_, old) = joined(ANY, STATIC)
     asked = at.sync(old, instance="s")
     at.join(instance="s")
@@ -381,13 +378,13 @@ def test_an_administrator_removes_a_static_member_by_its_instance_id() -> None:
 @pytest.mark.parametrize(
     ("member_id", "instance"), [("", "nobody"), ("", None), ("nobody", None), ("nobody", "nobody")]
 )
-def test_nobody_else_can_be_removed(member_id: str, instance: str | None) -> None:
+def test_removing_an_unknown_member_is_refused(member_id: str, instance: str | None) -> None:
     at, _ = stable(ANY, STATIC)
     assert isinstance(at.leave(member_id, instance), UnknownMemberId)
     assert at.group.state is GroupState.STABLE
 
 
-def test_members_leave_together_in_one_rebalance() -> None:
+def test_members_that_leave_together_cause_one_rebalance() -> None:
     at, (first, second, third) = stable(ANY, ANY, ANY)
     leaving = [LeavingMember(second, None), LeavingMember("x", None), LeavingMember(third, None)]
     outcomes = at.group.leave(leaving, at.now)
@@ -408,7 +405,7 @@ def test_a_full_group_takes_no_more_members() -> None:
         at.heartbeat(member_id)
 
 
-def test_ids_that_were_given_take_room() -> None:
+def test_member_ids_that_were_given_count_towards_the_size_of_a_group() -> None:
     """However many knock, and however often, memory is bounded."""
     at = Coordinator(max_size=5)
     ids = [at.knock() for _ in range(5)]

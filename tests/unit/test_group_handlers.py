@@ -175,7 +175,7 @@ def versions(key: ApiKey) -> range:
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.JoinGroup))
-async def test_what_a_join_request_means_in_each_version(
+async def test_a_join_request_reaches_the_coordinator_in_each_version(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
     coordinator.answer = JoinAnswer("m-1", 3, "consumer", "range", "m-1", (), True)
@@ -255,7 +255,7 @@ async def test_a_client_is_known_by_its_id_and_its_address(
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.SyncGroup))
-async def test_what_a_sync_request_means_in_each_version(
+async def test_a_sync_request_reaches_the_coordinator_in_each_version(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
     coordinator.answer = SyncAnswer("consumer", "range", b"mine")
@@ -271,7 +271,7 @@ async def test_what_a_sync_request_means_in_each_version(
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.Heartbeat))
-async def test_what_a_heartbeat_means_in_each_version(
+async def test_a_heartbeat_reaches_the_coordinator_in_each_version(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
     instance = "static" if version >= 3 else None
@@ -280,7 +280,7 @@ async def test_what_a_heartbeat_means_in_each_version(
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.Heartbeat))
-async def test_a_heartbeat_is_good_while_the_group_is_being_read(
+async def test_a_heartbeat_succeeds_while_the_group_is_being_read(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
     coordinator.refusal = errors.CoordinatorLoadInProgress("the group is being read")
@@ -299,7 +299,7 @@ async def test_a_member_that_syncs_while_the_group_is_being_read_is_told_to_join
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.LeaveGroup))
-async def test_one_leaves_before_version_3_and_several_from_then_on(
+async def test_a_leave_request_names_one_member_before_version_3_and_several_after(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
     leaving = [("m", None), ("", "static")] if version >= 3 else [("m", None)]
@@ -315,7 +315,7 @@ async def test_one_leaves_before_version_3_and_several_from_then_on(
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OffsetCommit))
-async def test_what_a_commit_means_in_each_version(
+async def test_a_commit_reaches_the_coordinator_in_each_version(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
     instance = "static" if version >= 7 else None
@@ -352,7 +352,7 @@ async def test_what_a_commit_means_in_each_version(
         (-(2**63), 0),
     ],
 )
-async def test_a_retention_is_a_time_to_expire_at(
+async def test_the_retention_of_a_commit_becomes_its_time_of_expiry(
     ask: Asking, coordinator: Coordinator, version: int, retention_ms: int, expires_ms: int | None
 ) -> None:
     before_ms = time.time_ns() // 1_000_000
@@ -365,7 +365,7 @@ async def test_a_retention_is_a_time_to_expire_at(
         assert 0 <= commit.expire_time_ms - before_ms - expires_ms <= took_ms
 
 
-async def test_a_group_is_asked_even_where_all_metadata_is_too_large(
+async def test_a_commit_whose_metadata_is_too_large_still_asks_its_group(
     ask: Asking, coordinator: Coordinator
 ) -> None:
     request = messages.commit("g", (TARGET, {0: 1, 9: 1}), metadata="x" * 4097)
@@ -384,7 +384,9 @@ async def test_a_group_is_asked_even_where_all_metadata_is_too_large(
     ]
 
 
-async def test_metadata_is_counted_in_characters(ask: Asking, coordinator: Coordinator) -> None:
+async def test_the_limit_of_metadata_counts_characters(
+    ask: Asking, coordinator: Coordinator
+) -> None:
     answer = await ask(messages.commit("g", (TARGET, {0: 1}), metadata="é" * 4096), 9)
     assert [p.error_code for t in answer.topics for p in t.partitions] == [0]
 
@@ -394,7 +396,7 @@ def offset(value: int, metadata: str = "", topic_id: UUID = TOPIC_ID) -> Committ
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.OffsetFetch))
-async def test_what_was_committed_to_a_topic_that_is_gone_is_not_read(
+async def test_offsets_of_a_deleted_topic_are_not_fetched(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
     """A topic of that name may have been created again."""
@@ -417,7 +419,7 @@ async def test_what_was_committed_to_a_topic_that_is_gone_is_not_read(
         assert await fetched({"g": None}) == [(0, 5)]
 
 
-async def test_groups_past_the_size_of_an_answer_are_to_be_asked_for_again(
+async def test_groups_that_do_not_fit_into_an_answer_get_a_retriable_error(
     coordinator: Coordinator,
 ) -> None:
     for number in range(4):
@@ -450,7 +452,7 @@ def partition_codes(answer: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("version", TRANSACTIONAL)
-async def test_what_a_transactional_commit_means_in_each_version(
+async def test_a_transactional_commit_reaches_the_coordinator_in_each_version(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
     member: dict[str, Any] = {"member_id": "m", "generation": 4, "instance_id": "static"}
@@ -480,7 +482,7 @@ async def test_what_a_transactional_commit_means_in_each_version(
         (errors.FencedInstanceId, 0, errors.FencedInstanceId),
     ],
 )
-async def test_an_error_of_a_transactional_commit_is_one_that_its_version_knows(
+async def test_a_transactional_commit_gets_an_error_that_its_version_knows(
     ask: Asking,
     coordinator: Coordinator,
     version: int,
@@ -504,7 +506,7 @@ async def test_a_transactional_commit_of_metadata_that_is_too_large_has_the_erro
     assert partition_codes(await ask(too_large, 5)) == [errors.UnknownMemberId.code] * 2
 
 
-async def test_a_group_is_not_asked_about_a_transactional_commit_for_a_topic_that_does_not_exist(
+async def test_a_transactional_commit_for_an_unknown_topic_does_not_ask_its_group(
     ask: Asking, coordinator: Coordinator
 ) -> None:
     answer = await ask(sent_to_transaction(topic="gone"), 5)
@@ -521,7 +523,7 @@ async def test_a_transactional_commit_needs_a_group_id(
     assert coordinator.asked == []
 
 
-async def test_a_group_is_asked_even_where_no_offset_can_be_deleted(
+async def test_an_offset_deletion_of_unknown_topics_still_asks_its_group(
     ask: Asking, coordinator: Coordinator
 ) -> None:
     answer = await ask(messages.offset_delete("g", ("events", [0, 9, 0]), ("gone", [0])), 0)
@@ -571,7 +573,7 @@ def describe(*group_ids: str) -> DescribeGroupsRequest:
 
 @pytest.mark.parametrize("version", versions(ApiKey.DescribeGroups))
 @pytest.mark.parametrize("state", list(GroupState)[:4])
-async def test_subscriptions_are_shown_of_stable_groups(
+async def test_descriptions_show_subscriptions_only_of_stable_groups(
     ask: Asking, coordinator: Coordinator, version: int, state: GroupState
 ) -> None:
     coordinator.records_of["g"] = record("g", state, b"subscribed")
@@ -584,7 +586,7 @@ async def test_subscriptions_are_shown_of_stable_groups(
     assert member.member_assignment == b"assigned"
 
 
-async def test_descriptions_past_the_size_of_an_answer_are_to_be_asked_for_again(
+async def test_descriptions_that_do_not_fit_into_an_answer_get_a_retriable_error(
     coordinator: Coordinator,
 ) -> None:
     for number in range(3):
@@ -600,7 +602,7 @@ async def test_descriptions_past_the_size_of_an_answer_are_to_be_asked_for_again
     ]
 
 
-async def test_each_group_is_deleted_once_or_told_why_not(
+async def test_each_group_is_deleted_once_or_gets_an_error(
     ask: Asking, coordinator: Coordinator
 ) -> None:
     answer = await ask(DeleteGroupsRequest(groups_names=["a", "b", "a"]), 2)
@@ -612,7 +614,7 @@ async def test_each_group_is_deleted_once_or_told_why_not(
 
 
 @pytest.mark.parametrize("version", versions(ApiKey.ListGroups))
-async def test_lists_have_the_fields_of_their_version(
+async def test_group_lists_have_the_fields_of_their_version(
     ask: Asking, coordinator: Coordinator, version: int
 ) -> None:
     coordinator.records_of["g"] = record("g", GroupState.STABLE)

@@ -44,6 +44,7 @@ from protocol.errors import (
     RebalanceInProgress,
     UnknownMemberId,
 )
+from tests.support.examples import up_to
 from tests.support.group_process import (
     ALIENS,
     LONGEST_REBALANCE_MS,
@@ -482,19 +483,17 @@ HISTORIES = st.lists(
 )
 
 
-# A deadline would measure how busy the machine is; explaining takes longer than shrinking.
+# Explaining takes longer than shrinking.
 QUIET = settings(
-    deadline=None,
     print_blob=True,
     phases=[phase for phase in Phase if phase is not Phase.explain],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 
-@pytest.mark.long
-@settings(QUIET, max_examples=2_000)
+@settings(QUIET, max_examples=up_to(2_000))
 @given(HISTORIES, st.booleans())
-def test_whatever_happens_a_group_keeps_its_promises(
+def test_a_group_keeps_its_promises_in_random_histories(
     history: list[tuple[Step, int]], silent: bool
 ) -> None:
     play(history, silent=silent)
@@ -503,7 +502,7 @@ def test_whatever_happens_a_group_keeps_its_promises(
 @pytest.mark.fuzz
 @settings(QUIET, max_examples=200_000)
 @given(HISTORIES, st.booleans())
-def test_whatever_happens_in_many_histories_a_group_keeps_its_promises(
+def test_a_group_keeps_its_promises_in_very_many_random_histories(
     history: list[tuple[Step, int]], silent: bool
 ) -> None:
     play(history, silent=silent)

@@ -127,7 +127,7 @@ def test_a_rebalance_of_a_group_without_members_ends_after_a_restart() -> None:
 # What is stored
 
 
-def test_what_has_to_be_stored_is_marked() -> None:
+def test_a_group_is_marked_as_changed_only_when_its_record_changes() -> None:
     at, (first, second) = stable(ANY, STATIC)
     at.group.record(1)
     at.heartbeat(first)
@@ -148,7 +148,7 @@ def test_a_record_is_not_changed_by_what_happens_afterwards() -> None:
     assert at.group.record(2).members[0].assignment == first.encode()
 
 
-def test_nobody_is_recorded_with_partitions_of_the_generation_before() -> None:
+def test_a_new_generation_is_recorded_without_the_assignments_of_the_last_one() -> None:
     at, (first,) = stable(ANY)
     at.join(first)
     assert at.group.state is GroupState.COMPLETING_REBALANCE

@@ -1,4 +1,7 @@
-"""The state machine of consumer groups: one case a test; the test sets the clock."""
+"""The state machine of consumer groups: one case a test; the test sets the clock.
+
+Who may commit is in test_commit_rules.py; what a broker answers to all of it, over a socket, in
+tests/faults/bad_group_input."""
 
 from __future__ import annotations
 
@@ -27,7 +30,6 @@ from tests.support.group_machine import (
     STATIC,
     Coordinator,
     joined,
-    settle,
     stable,
 )
 
@@ -95,7 +97,7 @@ def test_without_a_delay_the_first_member_is_alone_at_once() -> None:
     assert asked.joined.generation == 1
 
 
-def test_a_group_that_has_members_waits_for_no_more() -> None:
+def test_a_rebalance_of_a_group_with_members_has_no_initial_delay() -> None:
     at, (first,) = stable(ANY)
     second = at.join()
     assert at.join(first).joined.generation == second.joined.generation == 2
@@ -159,7 +161,7 @@ def test_a_leader_that_dies_between_join_and_sync_is_replaced() -> None:
         at.sync(first)
 
 
-def test_a_leader_that_joins_again_begins_a_rebalance_though_nothing_of_it_changed() -> None:
+def test_a_leader_that_joins_again_unchanged_begins_a_rebalance() -> None:
     at, (first, second) = stable(ANY, ANY)
     assert at.join(first).waits
     with pytest.raises(RebalanceInProgress):
@@ -185,14 +187,14 @@ def test_a_member_that_the_leader_left_out_is_assigned_nothing() -> None:
     assert asked.assignment == b""
 
 
-def test_what_followers_assign_is_ignored() -> None:
+def test_assignments_sent_by_followers_are_ignored() -> None:
     at, (first, second) = joined(ANY, ANY)
     asked = at.sync(second, {first: b"x", second: b"y"})
     at.sync(first, {first: b"1", second: b"2"})
     assert asked.assignment == b"2"
 
 
-def test_a_lost_assignment_can_be_asked_for_again() -> None:
+def test_a_member_that_syncs_again_gets_the_same_assignment() -> None:
     at, (first, _) = stable(ANY, ANY)
     assert at.sync(first, {first: b"another"}).assignment == first.encode()
 
@@ -243,8 +245,8 @@ def test_a_silent_member_is_removed_and_the_others_are_told_to_join_again() -> N
     assert at.join(first).joined.generation == 2
 
 
-@pytest.mark.parametrize("sign_of_life", ["heartbeat", "commit", "sync"])
-def test_whatever_a_member_says_keeps_its_session(sign_of_life: str) -> None:
+@pytest.mark.parametrize("sign_of_life", ["heartbeat", "sync"])
+def test_every_request_of_a_member_keeps_its_session(sign_of_life: str) -> None:
     at, (first,) = stable(ANY)
     for _ in range(3):
         at.wait(SESSION_MS - 1)
@@ -289,7 +291,7 @@ def test_members_that_do_not_join_again_in_time_are_removed() -> None:
     assert [member.member_id for member in asked.joined.members] == [first]
 
 
-def test_the_longest_rebalance_time_out_counts() -> None:
+def test_the_longest_rebalance_time_out_of_the_members_applies() -> None:
     at, (first, second) = stable({"rebalance_ms": 1_000}, {"rebalance_ms": 8_000})
     asked = at.join(first, rebalance_ms=1_000)
     at.wait(7_999)
@@ -301,7 +303,7 @@ def test_the_longest_rebalance_time_out_counts() -> None:
         at.join(second)
 
 
-def test_a_group_whose_members_have_all_gone_is_empty() -> None:
+def test_a_group_whose_members_all_time_out_is_empty() -> None:
     at, _ = stable(ANY, STATIC)
     at.wait(SESSION_MS)
     record = at.group.record(1)
@@ -311,52 +313,17 @@ def test_a_group_whose_members_have_all_gone_is_empty() -> None:
     assert at.group.next_deadline() is None
 
 
-@pytest.mark.parametrize("session_ms", [-1, 0, 5_999, 1_800_001])
-def test_session_time_outs_have_limits(session_ms: int) -> None:
+@pytest.mark.parametrize("session_ms", [-(2**31), -1, 0, 5_999, 1_800_001, 2**31 - 1])
+def test_a_session_time_out_outside_the_limits_is_refused(session_ms: int) -> None:
     with pytest.raises(InvalidSessionTimeout):
         Coordinator().join(session_ms=session_ms)
 
 
-def test_a_late_clock_does_everything_that_is_due() -> None:
+def test_a_late_tick_handles_every_deadline_that_has_passed() -> None:
     at, _ = stable(ANY, STATIC, ANY)
     at.now_ms += 10**9
     at.group.tick(at.now)
     assert at.group.state is GroupState.EMPTY
-
-
-# Commits
-
-
-def test_members_commit_in_their_generation_also_while_the_next_is_prepared() -> None:
-    at, (first, second) = stable(ANY, STATIC)
-    at.commit(first)
-    at.commit(second, instance="s")
-    at.join(first)
-    at.commit(second, instance="s")
-
-
-def test_commits_from_old_generations_are_refused() -> None:
-    at, (first,) = stable(ANY)
-    at.join(first)
-    settle(at, [first])
-    with pytest.raises(IllegalGeneration):
-        at.commit(first, generation=1)
-    with pytest.raises(IllegalGeneration):
-        at.commit(first, generation=3)
-
-
-def test_nothing_is_committed_before_the_assignment() -> None:
-    at, (first,) = joined(ANY)
-    with pytest.raises(RebalanceInProgress):
-        at.commit(first)
-
-
-def test_without_members_anybody_commits_who_names_no_generation() -> None:
-    at = Coordinator()
-    at.commit("", generation=-1)
-    at.commit("whoever", generation=-1)
-    with pytest.raises(UnknownMemberId):
-        at.commit("whoever", generation=1)
 
 
 # Which error comes first
@@ -364,7 +331,7 @@ def test_without_members_anybody_commits_who_names_no_generation() -> None:
 NOBODY, WRONG = "nobody", 99
 
 
-@pytest.mark.parametrize("ask", ["heartbeat", "sync", "commit"])
+@pytest.mark.parametrize("ask", ["heartbeat", "sync"])
 @pytest.mark.parametrize(
     ("member_id", "instance", "generation", "error"),
     [
@@ -381,7 +348,7 @@ NOBODY, WRONG = "nobody", 99
     ],
 )
 @pytest.mark.parametrize("rebalancing", [False, True])
-def test_who_asks_comes_before_the_generation_and_that_before_the_state(
+def test_an_unknown_member_is_refused_before_a_wrong_generation_and_that_before_the_state(
     ask: str,
     member_id: str,
     instance: str | None,
@@ -416,7 +383,7 @@ def test_a_sync_has_to_name_the_protocol_that_was_chosen(
         at.sync(first, **names)
 
 
-def test_no_protocol_name_is_wrong_before_the_first_is_chosen() -> None:
+def test_a_sync_before_the_first_generation_may_name_any_protocol() -> None:
     at = Coordinator()
     member_id = at.knock()
     at.join(member_id)
@@ -424,7 +391,7 @@ def test_no_protocol_name_is_wrong_before_the_first_is_chosen() -> None:
         at.sync(member_id, generation=0, protocol_type="consumer", protocol_name="any")
 
 
-def test_in_an_empty_group_nobody_is_known() -> None:
+def test_an_empty_group_answers_every_member_as_unknown() -> None:
     at, (first,) = stable(ANY)
     at.leave(first)
     for ask in (at.heartbeat, at.sync, at.join, at.commit):
@@ -432,7 +399,7 @@ def test_in_an_empty_group_nobody_is_known() -> None:
             ask(first)
 
 
-def test_a_deleted_group_sends_everybody_to_find_the_coordinator_again() -> None:
+def test_a_deleted_group_answers_that_its_coordinator_is_not_available() -> None:
     at, (first,) = stable(ANY)
     at.leave(first)
     at.group.delete(at.now)
@@ -444,7 +411,7 @@ def test_a_deleted_group_sends_everybody_to_find_the_coordinator_again() -> None
     assert at.group.state is GroupState.DEAD
 
 
-def test_everybody_who_waits_is_told_when_the_coordinator_goes() -> None:
+def test_waiting_members_get_an_error_when_the_coordinator_stops() -> None:
     at, (first, second) = stable(ANY, ANY)
     asked = [at.join(first), at.join()]
     at.group.shut_down(CoordinatorNotAvailable("stops"))

@@ -66,7 +66,7 @@ def test_an_idle_connection_is_closed(monkeypatch: pytest.MonkeyPatch, sent: byt
     asyncio.run(run())
 
 
-def test_the_end_of_a_body_that_comes_after_its_answer_is_no_head(
+def test_the_rest_of_a_body_after_its_answer_is_not_read_as_a_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A client that is told of an error early sends the rest, and keeps the connection."""
@@ -93,7 +93,7 @@ def test_the_end_of_a_body_that_comes_after_its_answer_is_no_head(
     asyncio.run(run())
 
 
-def test_a_new_connection_is_refused_while_requests_have_all_places() -> None:
+def test_a_new_connection_is_refused_while_requests_use_all_places() -> None:
     async def run() -> None:
         done, begun = asyncio.Event(), asyncio.Semaphore(0)
         async with listening(2, done, begun) as port, asyncio.timeout(30):
@@ -115,7 +115,7 @@ def test_a_new_connection_is_refused_while_requests_have_all_places() -> None:
     asyncio.run(run())
 
 
-def test_the_place_that_a_new_connection_gets_is_of_the_address_with_most() -> None:
+def test_a_new_connection_replaces_an_idle_one_of_the_address_with_the_most() -> None:
     async def run() -> None:
         done = asyncio.Event()
         done.set()
@@ -144,5 +144,5 @@ def test_the_place_that_a_new_connection_gets_is_of_the_address_with_most() -> N
         (None, ""),
     ],
 )
-def test_what_counts_as_one_address(remote: str | None, counted: str) -> None:
+def test_ipv6_addresses_are_counted_by_network(remote: str | None, counted: str) -> None:
     assert client_network(remote) == counted

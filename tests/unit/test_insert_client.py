@@ -47,7 +47,7 @@ def read(data: bytes, step: int) -> InsertAnswer | None:
         (b"HTTP/1.0 200 OK\r\n" + ID + b"Content-Length: 0\r\n\r\n", 200, b"", True),
     ],
 )  # fmt: skip
-def test_an_answer_is_the_same_however_it_is_cut(
+def test_an_answer_cut_into_any_pieces_is_read_the_same(
     data: bytes, status: int, body: bytes, is_last: bool, step: int
 ) -> None:
     answer = read(data, step)
@@ -103,7 +103,7 @@ def test_a_body_without_a_length_ends_with_the_connection() -> None:
         OK + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n",
     ],
 )
-def test_half_an_answer_is_none_when_the_connection_ends(data: bytes) -> None:
+def test_a_connection_that_ends_within_an_answer_is_an_error(data: bytes) -> None:
     reader = AnswerReader()
     assert reader.feed(data) is None
     with pytest.raises(NotAnAnswer):
@@ -141,7 +141,7 @@ def test_half_an_answer_is_none_when_the_connection_ends(data: bytes) -> None:
         b"HTTP/1.1 101 Upgrade\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
     ],
 )
-def test_what_is_no_answer_is_an_error(data: bytes) -> None:
+def test_malformed_answers_are_errors(data: bytes) -> None:
     with pytest.raises(NotAnAnswer):
         AnswerReader().feed(data)
 
@@ -166,7 +166,7 @@ async def send(client: InsertClient, token: str) -> InsertAnswer:
     )
 
 
-async def test_a_request_says_what_is_inserted() -> None:
+async def test_a_request_contains_the_statement_and_the_settings_of_its_insert() -> None:
     requests: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -195,7 +195,7 @@ async def test_a_request_says_what_is_inserted() -> None:
     ]
 
 
-async def test_what_comes_unasked_ends_the_connection() -> None:
+async def test_an_unexpected_answer_ends_the_connection() -> None:
     connections = 0
     taken, ended = asyncio.Event(), asyncio.Event()
 
@@ -223,7 +223,7 @@ async def test_what_comes_unasked_ends_the_connection() -> None:
             assert connections == number
 
 
-async def test_nothing_is_sent_after_the_client_was_closed() -> None:
+async def test_a_closed_client_sends_nothing() -> None:
     client = InsertClient(URL("http://127.0.0.1:1"), "d", "me", "", 1.0, _no_tls)
     with pytest.raises(NotSent, match=r"^http://127\.0\.0\.1:1: "):
         await send(client, "1")
@@ -249,7 +249,7 @@ async def test_an_insert_is_not_sent_if_the_client_is_closed_while_it_connects()
     assert not received
 
 
-async def test_there_are_as_many_connections_as_inserts_at_once() -> None:
+async def test_each_concurrent_insert_has_its_own_connection() -> None:
     connections = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,5 +15,5 @@ from spark_jobs.sql_client import SqlServers
         ("http://Click.house:8124/", "http://Click.house:8124"),
     ],
 )
-def test_a_wildcard_address_of_a_server_is_taken_for_this_machine(text: str, url: str) -> None:
+def test_a_wildcard_address_of_a_server_means_this_machine(text: str, url: str) -> None:
     assert SqlServers.parse(text).urls == (url,)

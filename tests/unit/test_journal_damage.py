@@ -281,7 +281,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_damage_is_harmless_or_the_start_says_what_is_gone(tmp_path: Path, name: str) -> None:
+def test_damage_is_harmless_or_reported_at_the_start(tmp_path: Path, name: str) -> None:
     files, case = Files(tmp_path), CASES[name]
     case.damage(files)
     files.directory.mkdir(exist_ok=True)
@@ -309,7 +309,7 @@ def check_goes_on(files: Files, kept: list[str], *, skip_damage: bool = False) -
         assert texts(files.directory) == [*kept, "one more"]
 
 
-def test_each_cut_of_the_last_segment_is_seen_or_harmless(tmp_path: Path) -> None:
+def test_each_cut_of_the_last_segment_is_reported_or_harmless(tmp_path: Path) -> None:
     files = Files(tmp_path)
     path = files.segment(LAST)
     whole = path.read_bytes()
@@ -325,7 +325,7 @@ def test_each_cut_of_the_last_segment_is_seen_or_harmless(tmp_path: Path) -> Non
     assert outcomes["harmless"] > 10
 
 
-def test_an_earlier_copy_of_the_last_segment_is_seen_after_a_stop(tmp_path: Path) -> None:
+def test_an_older_copy_of_the_last_segment_is_reported_after_a_stop(tmp_path: Path) -> None:
     """After a `kill -9` it cannot be told from the end of the journal."""
     directory = tmp_path / "journal"
     directory.mkdir()
@@ -416,7 +416,7 @@ def refused_for_the_register(
 
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync"])
-def test_a_segment_that_the_register_could_not_name_is_not_missed(
+def test_a_segment_that_the_register_could_not_record_is_not_reported_as_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     files = Files(tmp_path)
@@ -434,7 +434,7 @@ def test_a_segment_that_the_register_could_not_name_is_not_missed(
 
 
 @pytest.mark.parametrize("call", ["pwrite", "rename"])
-def test_segments_that_could_not_be_recycled_are_recycled_the_next_time(
+def test_segments_that_could_not_be_recycled_are_recycled_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     files = Files(tmp_path)

@@ -65,7 +65,7 @@ def test_an_empty_directory_holds_nothing(tmp_path: Path) -> None:
     assert found.last_sequence == 0
 
 
-def test_what_was_appended_is_read_back_in_order(tmp_path: Path) -> None:
+def test_appended_blocks_are_read_back_in_order(tmp_path: Path) -> None:
     with writer(tmp_path) as journal:
         append(journal, "one", "two")
         append(journal, "three", stream=1)
@@ -80,7 +80,7 @@ def test_what_was_appended_is_read_back_in_order(tmp_path: Path) -> None:
     }
 
 
-def test_blocks_go_on_in_the_next_segment_also_after_a_restart(tmp_path: Path) -> None:
+def test_blocks_continue_in_the_next_segment_even_after_a_restart(tmp_path: Path) -> None:
     long = [f"{n} " + "x" * 1500 for n in range(8)]
     with writer(tmp_path) as journal:
         append(journal, *long[:5])
@@ -105,7 +105,7 @@ def test_blocks_of_an_ended_round_are_not_needed(tmp_path: Path) -> None:
     assert texts(tmp_path) == ["three", "other"]
 
 
-def test_a_round_that_has_begun_is_known_also_in_the_next_segment(tmp_path: Path) -> None:
+def test_a_round_that_has_begun_is_recorded_in_the_next_segment_too(tmp_path: Path) -> None:
     with writer(tmp_path) as journal:
         first, second = append(journal, "one", "two")
         journal.begin_round(0, first, second)
@@ -138,7 +138,7 @@ def fill(journal: JournalWriter, blocks: int) -> int:
     return journal.last_sequence
 
 
-def test_emptied_files_are_kept_for_the_next_segments(
+def test_emptied_files_are_reused_for_the_next_segments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal_spares, "_MAX", 3)
@@ -164,7 +164,7 @@ def spares(directory: Path) -> dict[int, int]:
     return {path.stat().st_ino: path.stat().st_size for path in directory.glob("spare*")}
 
 
-def test_files_of_large_blocks_are_kept_for_others_like_them(tmp_path: Path) -> None:
+def test_files_of_large_blocks_are_reused_for_large_blocks(tmp_path: Path) -> None:
     with writer(tmp_path) as journal:
         journal.recycle(fill_with_large_blocks(journal, 4) + 1)
         kept = spares(tmp_path)
@@ -196,7 +196,7 @@ def test_a_file_that_is_too_small_is_not_taken(tmp_path: Path) -> None:
         assert segments(tmp_path)[-1].stat().st_size == 3 * SEGMENT_BYTES
 
 
-def test_the_bytes_of_emptied_files_are_bounded(tmp_path: Path) -> None:
+def test_the_bytes_of_emptied_files_are_limited(tmp_path: Path) -> None:
     with writer(tmp_path) as journal:
         for _ in range(3):
             journal.recycle(fill_with_large_blocks(journal, 10) + 1)
@@ -264,7 +264,7 @@ def end_of_tokens(data: bytes) -> int:
     return end + -end % 8
 
 
-def test_a_file_that_is_cut_behind_its_last_entry_has_lost_nothing(
+def test_a_file_that_is_cut_after_its_last_entry_has_lost_nothing(
     tmp_path: Path, journal_bytes: bytes
 ) -> None:
     (path,) = segments(tmp_path)
@@ -314,7 +314,7 @@ def test_damage_to_any_byte_is_found(tmp_path: Path, journal_bytes: bytes) -> No
     assert outcomes["damaged"] > last_entry - HEAD_BYTES
 
 
-def test_what_is_damaged_can_be_left_out(tmp_path: Path, journal_bytes: bytes) -> None:
+def test_damaged_entries_can_be_skipped(tmp_path: Path, journal_bytes: bytes) -> None:
     (path,) = segments(tmp_path)
     path.write_bytes(journal_bytes.replace(b"block 4", b"block X").ljust(SEGMENT_BYTES, b"\0"))
     with pytest.raises(DamagedJournal) as error:
@@ -386,7 +386,7 @@ def test_entries_of_an_earlier_journal_in_a_reused_file_are_not_read(tmp_path: P
     assert texts(tmp_path) == ["ONE"]
 
 
-def test_another_format_is_refused_in_words(tmp_path: Path, journal_bytes: bytes) -> None:
+def test_an_unknown_format_is_refused_with_a_message(tmp_path: Path, journal_bytes: bytes) -> None:
     (path,) = segments(tmp_path)
     path.write_bytes(journal_bytes[:8] + struct.pack("<I", 7) + journal_bytes[12:])
     with pytest.raises(JournalError, match="version 7 of the journal's format"):
@@ -395,7 +395,7 @@ def test_another_format_is_refused_in_words(tmp_path: Path, journal_bytes: bytes
         read_journal(tmp_path, skip_damage=True)
 
 
-def test_the_format_without_packed_blocks_is_read_and_left(
+def test_a_journal_in_the_format_without_packed_blocks_is_read_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -410,7 +410,7 @@ def test_the_format_without_packed_blocks_is_read_and_left(
     assert texts(tmp_path) == ["old", "new"]
 
 
-def test_no_room_for_another_segment_leaves_the_journal_as_it_is(
+def test_a_full_disk_at_a_new_segment_leaves_the_journal_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(fd: int, offset: int, size: int) -> None:

@@ -20,7 +20,7 @@ SHARD = "brokerhouse_shard"
         "SELECT name, value FROM system.settings",
     ],
 )
-def test_the_registry_and_the_engine_itself_need_nothing(sql: str) -> None:
+def test_statements_about_the_registry_or_the_engine_need_no_streams(sql: str) -> None:
     assert needed_by(sql.encode(), SHARD) == ()
     assert not changes_tables(sql.encode(), SHARD)
 
@@ -68,11 +68,11 @@ def test_statements_of_brokers_need_the_streams_of_their_tables(
         "TRUNCATE TABLE IF EXISTS messages",
     ],
 )
-def test_what_is_not_understood_needs_everything(sql: str) -> None:
+def test_statements_that_are_not_understood_need_every_stream(sql: str) -> None:
     assert needed_by(sql.encode(), SHARD) == ALL
 
 
-def test_names_mean_the_tables_of_the_brokers_in_their_database_alone() -> None:
+def test_names_mean_tables_of_the_brokers_only_in_their_database() -> None:
     assert needed_by(b"SELECT * FROM registry", "default") == ALL
     assert needed_by(b"SELECT * FROM registry", None) == ALL
     assert needed_by(b"SELECT * FROM brokerhouse_shard.registry", None) == ()

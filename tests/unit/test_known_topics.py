@@ -16,7 +16,7 @@ def topic(name: str, policy: str = "delete") -> Topic:
     return make_topic(name, configs={"cleanup.policy": policy})
 
 
-def test_topics_are_listed_by_name_also_after_changes() -> None:
+def test_topics_stay_listed_by_name_after_changes() -> None:
     known = KnownTopics()
     b, a = topic("b"), topic("a")
     known.put(b)

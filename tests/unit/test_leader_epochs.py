@@ -38,7 +38,7 @@ def test_an_epoch_ends_where_the_next_one_begins(
     assert THREE.end_of(asked, LOG_END) == (epoch, end), what
 
 
-def test_without_epochs_none_has_an_end() -> None:
+def test_a_log_without_epochs_knows_no_end_of_any_epoch() -> None:
     assert [NONE.end_of(asked, LOG_END) for asked in (-1, 0, 5)] == [NO_END] * 3
 
 
@@ -82,7 +82,9 @@ def test_of_epochs_below_the_log_start_the_last_one_is_kept_and_begins_there(
 @pytest.mark.parametrize(
     ("offset", "epoch"), [(0, -1), (4, -1), (5, 2), (9, 2), (10, 4), (19, 4), (20, 7), (99, 7)]
 )
-def test_an_offset_is_of_the_last_epoch_that_began_up_to_it(offset: int, epoch: int) -> None:
+def test_an_offset_belongs_to_the_last_epoch_that_began_at_or_before_it(
+    offset: int, epoch: int
+) -> None:
     assert THREE.at(offset) == epoch
 
 
@@ -101,7 +103,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_whatever_is_removed_every_epoch_ends_where_its_last_record_was(
+def test_every_epoch_ends_after_its_last_record_whatever_is_removed(
     steps: list[tuple[int, int, int]],
 ) -> None:
     epoch = end = log_start = 0
@@ -135,6 +137,6 @@ def _of(written: dict[int, int], current: int, offset: int) -> int:
     return min((epoch for epoch, end in written.items() if offset < end), default=current)
 
 
-def test_a_log_whose_first_epoch_is_not_known_is_not_of_any_epoch_at_its_start() -> None:
+def test_the_start_of_a_log_belongs_to_no_epoch_if_its_first_epoch_is_unknown() -> None:
     assert known_epochs([(4, 10)]).at(0) == -1
     assert NONE.at(0) == -1

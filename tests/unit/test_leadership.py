@@ -64,7 +64,7 @@ def test_the_owner_of_the_slot_leads_and_coordinates() -> None:
     assert leadership.controller_id == 1
 
 
-def test_nobody_leads_before_the_map_is_known() -> None:
+def test_partitions_have_no_leader_before_the_map_is_known() -> None:
     leadership = SlotLeadership(Seen(slot_map=None, sessions={}), OWN)
     assert leadership.leader(TOPIC, 0).node_id == NO_NODE
     assert leadership.coordinator("g") is None
@@ -72,7 +72,7 @@ def test_nobody_leads_before_the_map_is_known() -> None:
 
 
 @pytest.mark.parametrize("state", [SessionState.DEAD, SessionState.CLOSED, None])
-def test_a_broker_that_is_gone_leads_nothing(state: SessionState | None) -> None:
+def test_a_broker_whose_session_ended_leads_nothing(state: SessionState | None) -> None:
     seen = Seen()
     alive = {11: seen.sessions[11]}
     gone = {} if state is None else {12: seen.sessions[12].ended(state)}
@@ -103,7 +103,7 @@ def test_a_moved_slot_is_led_where_its_owner_writes() -> None:
     assert leadership.leader(TOPIC, partition_in(ONES)) == Leader(NO_NODE, 2)
 
 
-def test_a_broker_tells_of_itself_even_without_a_session() -> None:
+def test_a_broker_lists_itself_even_without_a_session() -> None:
     leadership = SlotLeadership(Seen(sessions={12: session(12, 2)}), OWN)
     assert list(leadership.brokers()) == [OWN, BrokerEndpoint(2, "host2", 9092)]
 
@@ -116,14 +116,14 @@ def test_a_broker_that_has_not_renewed_its_session_in_time_leads_nothing() -> No
     assert [node.node_id for node in leadership.brokers()] == [1]
 
 
-def test_clients_are_told_only_of_brokers_that_are_alive_while_there_are_others() -> None:
+def test_clients_are_told_only_of_live_brokers_while_there_are_any() -> None:
     seen = Seen()
     leadership = SlotLeadership(seen, OWN)
     seen.lately_alive.saw([session(11, 1), session(12, 2), session(13, 3)], 0)
     assert [node.node_id for node in leadership.contacts()] == [1, 2]
 
 
-def test_a_broker_that_is_left_alone_names_those_that_were_alive_lately() -> None:
+def test_a_broker_that_is_left_alone_lists_the_brokers_that_were_recently_alive() -> None:
     """Clients that ask only the brokers of the last answer find those that are back."""
     seen = Seen()
     leadership = SlotLeadership(seen, OWN)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from uuid import UUID, uuid5
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from broker.cluster.leases import (
@@ -32,7 +32,7 @@ NAMESPACE = UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 # Slots of partitions and groups
 
 
-def test_slots_are_the_same_on_every_machine_and_for_ever() -> None:
+def test_the_slots_of_partitions_and_groups_never_change() -> None:
     topic_id = UUID("00112233-4455-6677-8899-aabbccddeeff")
     assert [slot_of_partition(topic_id, n, 64) for n in range(6)] == PARTITION_SLOTS
     groups = ["", "g", "orders", "billing-7", "группа"]
@@ -109,7 +109,7 @@ def test_every_claim_raises_the_epoch_and_a_release_keeps_it() -> None:
         slot_map.claim([2], 7)
 
 
-def test_a_move_counts_for_an_owner_when_it_claims_the_slot_anew() -> None:
+def test_a_move_takes_effect_when_the_owner_claims_the_slot_again() -> None:
     slot_map = SlotMap.first([("a", range(2))], 2).claim([0], 7).move([0, 1], "b")
     owned, free = slot_map.slots
     assert owned == Slot(7, 1, ("a", "b"), behind=1)
@@ -119,7 +119,7 @@ def test_a_move_counts_for_an_owner_when_it_claims_the_slot_anew() -> None:
     assert slot_map.claim([0], 7).slots[0].writes_to == "b"
 
 
-def test_a_move_that_nobody_has_taken_notice_of_leaves_nothing_behind() -> None:
+def test_a_second_move_replaces_a_move_that_no_owner_has_seen() -> None:
     slot_map = SlotMap.first([("a", range(1))], 1).claim([0], 7).move([0], "b")
     assert slot_map.move([0], "c").slots[0] == Slot(7, 1, ("a", "c"), behind=1)
     assert slot_map.move([0], "a").slots[0] == Slot(7, 1, ("a",))
@@ -159,12 +159,12 @@ SESSION = BrokerSession(
 )
 
 
-def test_a_session_is_the_same_after_it_was_text() -> None:
+def test_a_session_is_read_back_from_its_text() -> None:
     assert BrokerSession.from_text(SESSION.to_text()) == SESSION
     assert BrokerSession.from_text(replace(SESSION, rack=None).to_text()).rack is None
 
 
-def test_a_session_of_an_earlier_version_lacks_some_fields() -> None:
+def test_a_session_of_an_earlier_version_is_read_without_the_newer_fields() -> None:
     found = json.loads(SESSION.to_text())
     del found["listeners"], found["failures_ms"]
     expected = replace(SESSION, listeners=(), failures_ms={})
@@ -182,19 +182,18 @@ slots_of_maps = st.tuples(
 
 
 @given(st.lists(slots_of_maps, max_size=20))
-@settings(max_examples=50)
-def test_a_map_is_the_same_after_it_was_text(slots: list[Slot]) -> None:
+def test_a_slot_map_is_read_back_from_its_text(slots: list[Slot]) -> None:
     slot_map = SlotMap(tuple(slots))
     assert SlotMap.from_text(slot_map.to_text()) == slot_map
 
 
-def test_a_map_is_a_few_bytes_for_each_slot() -> None:
+def test_a_slot_map_takes_few_bytes_a_slot() -> None:
     ranges = [(f"shard-{n}.example.com", range(n * 64, n * 64 + 64)) for n in range(4)]
     assert len(SlotMap.first(ranges, 256).claim(range(256), 1_000).to_text()) < 256 * 16
 
 
 @pytest.mark.parametrize("text", ["", "7", "[]", "{}", '{"session_id":1}', "{"])
-def test_text_of_another_kind_is_refused(text: str) -> None:
+def test_text_that_is_not_a_session_or_slot_map_is_refused(text: str) -> None:
     with pytest.raises(MalformedState, match="not a session"):
         BrokerSession.from_text(text)
     with pytest.raises(MalformedState, match="not a slot map"):
@@ -218,7 +217,7 @@ def test_text_of_another_kind_is_refused(text: str) -> None:
         ("failures_ms", {"http://a:8123": -1}),
     ],
 )
-def test_a_session_with_a_field_that_is_none_is_refused(field: str, value: object) -> None:
+def test_a_session_with_an_invalid_field_is_refused(field: str, value: object) -> None:
     found = json.loads(SESSION.to_text())
     found[field] = value
     with pytest.raises(MalformedState, match="not a session"):
@@ -236,12 +235,12 @@ def test_a_session_with_a_field_that_is_none_is_refused(field: str, value: objec
         3,
     ],
 )
-def test_a_map_with_a_slot_that_is_none_is_refused(slots: object) -> None:
+def test_a_slot_map_with_an_invalid_slot_is_refused(slots: object) -> None:
     with pytest.raises(MalformedState, match="not a slot map"):
         SlotMap.from_text(json.dumps({"shards": [["a"]], "slots": slots}))
 
 
-def test_a_renewal_tells_the_report_and_no_two_are_the_same() -> None:
+def test_a_renewal_contains_the_report_and_differs_from_every_other() -> None:
     report = BrokerReport(20_001, {"a": (8,)}, {"a": 5}, frozenset({"c"}), 18, {"http://a:1": 9})
     row = SESSION.renewed(SessionState.LIVE, report)
     assert (row.renewals, row.state, row.day) == (4_712, SessionState.LIVE, 20_001)
@@ -258,7 +257,7 @@ def test_a_renewal_tells_the_report_and_no_two_are_the_same() -> None:
 # Leases
 
 
-def test_a_lease_is_valid_for_its_time_from_the_sending_of_what_was_accepted() -> None:
+def test_a_lease_lasts_from_the_sending_of_its_last_accepted_renewal() -> None:
     lease = SessionLease(9_000, sent_ms=1_000)
     assert lease.valid(9_999)
     assert not lease.valid(10_000)
@@ -314,7 +313,7 @@ def planned(
     return plan(me, slot_map, sessions, silent, reachable, releasing)
 
 
-def test_a_broker_is_remembered_for_a_while_after_it_was_seen_alive_for_the_last_time() -> None:
+def test_a_broker_is_remembered_for_a_while_after_it_was_last_seen_alive() -> None:
     lately = LatelyAlive(1000)
     first, second = session(1), replace(session(2), node_id=2)
     lately.saw([first, second], 0)
@@ -325,24 +324,24 @@ def test_a_broker_is_remembered_for_a_while_after_it_was_seen_alive_for_the_last
     assert lately.sessions(2000) == [first]
 
 
-def test_one_alone_claims_everything() -> None:
+def test_a_single_broker_claims_every_slot() -> None:
     assert set(planned(1, owned(0, 0, 0), live(1)).claim) == {0, 1, 2}
 
 
-def test_nobody_claims_beyond_the_fair_share() -> None:
+def test_a_broker_claims_no_more_than_its_fair_share() -> None:
     free = owned(*[0] * 10)
     claims = [set(planned(me, free, live(1, 2, 3)).claim) for me in (1, 2, 3)]
     assert [len(claim) for claim in claims] == [4, 3, 3]
 
 
-def test_several_who_claim_at_once_prefer_other_slots() -> None:
+def test_brokers_that_claim_at_once_prefer_different_slots() -> None:
     free = owned(*[0] * 64)
     claims = [set(planned(me, free, live(1, 2, 3, 4)).claim) for me in (1, 2, 3, 4)]
     assert all(len(claim) == 16 for claim in claims)
     assert len(set.union(*claims)) >= 56
 
 
-def test_slots_of_the_living_are_left_alone_and_those_of_the_dead_and_closed_are_claimed() -> None:
+def test_slots_of_dead_and_closed_sessions_are_claimed_and_those_of_live_ones_are_not() -> None:
     sessions = live(1, 2) | {
         3: session(3, SessionState.DEAD),
         4: session(4, SessionState.CLOSED),
@@ -359,7 +358,7 @@ def test_slots_on_shards_that_cannot_be_reached_are_not_claimed() -> None:
     assert planned(1, old_rows, live(1), reachable="a").claim == (), "nor could the end be found"
 
 
-def test_who_has_too_many_releases_what_others_lack_and_no_more() -> None:
+def test_a_broker_with_too_many_slots_releases_only_as_many_as_others_lack() -> None:
     assert len(planned(1, owned(*[1] * 8), live(1, 2)).release) == 4
     assert planned(1, owned(1, 1, 2, 1), live(1, 2)).release in ((0,), (1,), (3,))
     assert planned(1, owned(1, 1, 2), live(1, 2)).release == (), "an odd one stays where it is"
@@ -367,25 +366,25 @@ def test_who_has_too_many_releases_what_others_lack_and_no_more() -> None:
     assert len(planned(2, owned(*[1] * 4, *[2] * 4), live(1, 2, 3)).release) == 1
 
 
-def test_nobody_releases_while_there_are_free_slots_for_those_who_lack_some() -> None:
+def test_no_broker_releases_slots_while_free_ones_suffice() -> None:
     assert planned(1, owned(1, 1, 1, 0), live(1, 2)).release in ((0,), (1,), (2,))
     assert planned(1, owned(1, 1, 1, 0, 0), live(1, 2)).release == ()
 
 
-def test_what_is_being_released_is_released_first() -> None:
+def test_slots_that_are_already_being_released_are_released_first() -> None:
     decided = planned(1, owned(*[1] * 8), live(1, 2))
     others = tuple(sorted(set(range(8)) - set(decided.release)))
     assert planned(1, owned(*[1] * 8), live(1, 2), releasing=others).release == others
 
 
-def test_who_leaves_releases_everything_and_claims_nothing() -> None:
+def test_a_leaving_broker_releases_every_slot_and_claims_none() -> None:
     sessions = live(2) | {1: session(1, SessionState.LEAVING)}
     assert planned(1, owned(1, 2, 1, 0), sessions) == Plan(release=(0, 2))
     assert set(planned(2, owned(1, 2, 1, 0), sessions).claim) == {3}
     assert planned(2, owned(2, 2, 2, 2), sessions).release == (), "it gets nothing any more"
 
 
-def test_a_slot_that_one_cannot_serve_goes_to_one_who_can() -> None:
+def test_a_slot_goes_to_a_broker_that_can_serve_it() -> None:
     sessions = {1: session(1, SessionState.LIVE, "b"), 2: session(2)}
     slots = owned(1, 1, 2, 2, shards="abab")
     assert planned(1, slots, sessions, reachable="a").release == (1,)
@@ -400,25 +399,25 @@ def test_a_broker_that_does_not_know_a_shard_is_not_waited_for() -> None:
     assert planned(2, slots, {1: knows, 2: not_yet}, reachable="a").claim == ()
 
 
-def test_who_has_enough_claims_what_nobody_else_can_serve() -> None:
+def test_a_broker_with_its_fair_share_claims_slots_that_no_other_can_serve() -> None:
     sessions = {1: session(1, SessionState.LIVE, "b"), 2: session(2)}
     assert planned(2, owned(0, 0, 2, 2, shards="bbbb"), sessions).claim == (0, 1)
     assert planned(1, owned(0, 0, 2, 2, shards="bbbb"), sessions, reachable="a").claim == ()
     assert planned(2, owned(0, 0, 2, 2, shards="aabb"), sessions).claim == (), "1 has room"
 
 
-def test_the_silent_are_declared_dead_but_not_oneself_nor_the_dead() -> None:
+def test_a_silent_session_is_declared_dead_but_not_the_own_or_a_dead_one() -> None:
     sessions = live(1, 2, 3) | {4: session(4, SessionState.DEAD), 5: session(5)}
     assert planned(1, owned(2, 4), sessions, silent=(1, 2, 4)).dead == (2,)
     assert planned(9, owned(2, 4), sessions, silent=(2,)) == Plan(dead=(2,)), "without a session"
 
 
-def test_an_owner_without_a_row_is_declared_dead_when_that_lasts() -> None:
+def test_an_owner_whose_row_stays_missing_is_declared_dead() -> None:
     assert planned(1, owned(7), live(1)) == Plan()
     assert planned(1, owned(7), live(1), silent=(7, 8)) == Plan(dead=(7,))
 
 
-def test_rows_of_old_sessions_are_forgotten_by_one_when_no_slot_refers_to_them() -> None:
+def test_one_broker_deletes_old_sessions_that_no_slot_refers_to() -> None:
     sessions = live(2, 3) | {
         1: session(1, SessionState.DEAD),
         4: session(4, SessionState.CLOSED),
@@ -435,8 +434,7 @@ def test_rows_of_old_sessions_are_forgotten_by_one_when_no_slot_refers_to_them()
     st.sets(st.integers(1, 6), min_size=1),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=100, deadline=None)
-def test_plans_lead_to_even_shares_in_a_few_steps_and_then_nothing_moves(
+def test_plans_lead_to_even_shares_in_a_few_steps_and_then_stay_empty(
     count: int, owners: list[int], alive: set[int], chance: object
 ) -> None:
     """Whoever acts first, on whatever it was that the last one left."""

@@ -30,7 +30,7 @@ def connections() -> Connections:
     return Connections(cast(Broker, broker))
 
 
-async def test_the_address_is_known_before_anybody_can_connect() -> None:
+async def test_the_address_is_known_before_a_client_can_connect() -> None:
     listener = await KafkaListener.bind(Settings(kafka="127.0.0.1:0"))
     try:
         assert listener.endpoint() == BrokerEndpoint(1, "127.0.0.1", listener.addresses[0].port)
@@ -64,7 +64,7 @@ async def test_listening_on_every_address_needs_an_advertised_one() -> None:
         listener.close()
 
 
-async def test_each_listener_has_an_address_of_its_own() -> None:
+async def test_each_listener_advertises_its_own_address() -> None:
     settings = Settings(
         kafka="inside://127.0.0.1:0, outside://0.0.0.0:0", advertised="outside://example.com:9094"
     )
@@ -81,7 +81,7 @@ async def test_each_listener_has_an_address_of_its_own() -> None:
         listener.close()
 
 
-async def test_a_second_address_in_use_frees_the_first() -> None:
+async def test_the_first_address_is_freed_if_the_second_is_in_use() -> None:
     first = await KafkaListener.bind(Settings(kafka="127.0.0.1:0"))
     await first.accept(connections())
     wanted = f"127.0.0.1:{free_port()}"
@@ -96,7 +96,7 @@ async def test_a_second_address_in_use_frees_the_first() -> None:
         first.close()
 
 
-async def test_an_address_in_use_is_said_in_one_sentence() -> None:
+async def test_an_address_in_use_is_reported_in_one_sentence() -> None:
     settings = Settings(kafka="127.0.0.1:0")
     first = await KafkaListener.bind(settings)
     await first.accept(connections())
@@ -108,6 +108,6 @@ async def test_an_address_in_use_is_said_in_one_sentence() -> None:
         first.close()
 
 
-async def test_a_host_that_does_not_exist_is_said_in_one_sentence() -> None:
+async def test_an_unknown_host_is_reported_in_one_sentence() -> None:
     with pytest.raises(ListenError, match="no such host"):
         await KafkaListener.bind(Settings(kafka="nowhere.invalid:9092"))

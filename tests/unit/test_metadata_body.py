@@ -57,7 +57,7 @@ brokers = st.lists(
 
 @pytest.mark.parametrize("version", VERSIONS)
 @given(topics, brokers, st.sampled_from([NOT_ASKED, CLUSTER_OPERATIONS]), st.none() | names)
-def test_the_body_is_the_one_that_kafka_python_encodes(
+def test_a_metadata_body_is_the_one_that_kafka_python_encodes(
     version: int,
     described: list[Topic],
     nodes: list[MetadataResponse.MetadataResponseBroker],

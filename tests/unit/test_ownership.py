@@ -32,7 +32,9 @@ def test_the_first_broker_makes_the_map_and_serves_every_slot() -> None:
     simulate(scenario)
 
 
-def test_ids_of_sessions_begin_where_told_when_the_registry_is_empty_and_go_on_from_there() -> None:
+def test_session_ids_begin_at_the_given_number_in_an_empty_registry_and_continue_from_there() -> (
+    None
+):
     async def scenario(cluster: Cluster) -> None:
         cluster.first_session_id = 7_000
         (one,) = await cluster.start(1)
@@ -43,7 +45,7 @@ def test_ids_of_sessions_begin_where_told_when_the_registry_is_empty_and_go_on_f
     simulate(scenario)
 
 
-def test_who_joins_gets_a_fair_share_and_nothing_else_moves() -> None:
+def test_a_joining_broker_gets_its_fair_share_and_no_other_slots_move() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
         await until_async(lambda: cluster.all_served(one))
@@ -83,7 +85,7 @@ def _shards_of(broker: Broker) -> set[str]:
     return {slot.writes_to for slot in broker.server.serving.values()}
 
 
-def test_who_leaves_hands_over_at_once_and_leaves_nothing_behind() -> None:
+def test_a_leaving_broker_hands_over_its_slots_at_once_and_removes_its_session() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
@@ -99,7 +101,7 @@ def test_who_leaves_hands_over_at_once_and_leaves_nothing_behind() -> None:
     simulate(scenario)
 
 
-def test_a_lease_ends_by_the_clock_while_the_registry_hangs_and_a_new_session_follows() -> None:
+def test_a_lease_ends_on_time_while_the_registry_hangs_and_a_new_session_follows() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
         await until_async(lambda: cluster.all_served(one))
@@ -141,7 +143,7 @@ def test_a_registry_that_is_away_for_less_than_the_lease_is_not_noticed() -> Non
     simulate(scenario)
 
 
-def test_lost_answers_do_not_matter() -> None:
+def test_lost_answers_of_the_registry_do_no_harm() -> None:
     async def scenario(cluster: Cluster) -> None:
         brokers = [cluster.broker(node_id) for node_id in (1, 2, 3)]
         for broker in brokers:
@@ -159,7 +161,7 @@ def test_lost_answers_do_not_matter() -> None:
     simulate(scenario)
 
 
-def test_a_renewal_that_comes_true_late_counts_from_when_it_was_sent() -> None:
+def test_a_late_renewal_counts_from_when_it_was_sent() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
         await until_async(lambda: cluster.all_served(one))
@@ -213,7 +215,7 @@ def test_renewals_do_not_wait_for_a_slot_that_is_slow_to_be_taken() -> None:
     simulate(scenario)
 
 
-def test_slots_that_cannot_be_read_are_tried_again_and_others_do_not_wait() -> None:
+def test_slots_that_cannot_be_read_are_retried_and_do_not_delay_others() -> None:
     async def scenario(cluster: Cluster) -> None:
         one = cluster.broker(1)
         one.server.refuses_to_take = {5}
@@ -291,7 +293,7 @@ def test_a_broker_whose_node_id_is_used_by_another_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_of_two_that_start_at_once_with_one_node_id_one_is_refused(seed: int) -> None:
+def test_one_of_two_brokers_that_start_at_once_with_one_node_id_is_refused(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         twins = [cluster.broker(1), cluster.broker(1)]
         starts = [asyncio.create_task(twin.ownership.join()) for twin in twins]
@@ -302,7 +304,7 @@ def test_of_two_that_start_at_once_with_one_node_id_one_is_refused(seed: int) ->
     simulate(scenario, seed=seed)
 
 
-def test_a_broker_that_starts_before_its_older_self_has_left_waits_for_it() -> None:
+def test_a_restarted_broker_waits_until_its_previous_process_has_left() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
@@ -329,7 +331,7 @@ def test_a_moved_slot_is_given_up_and_taken_anew_with_its_new_shard() -> None:
     simulate(scenario)
 
 
-def test_a_slot_whose_owner_died_before_it_took_notice_of_a_move_is_fenced_where_it_wrote() -> None:
+def test_a_slot_whose_owner_died_before_it_saw_a_move_is_fenced_where_it_wrote() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
         await until_async(lambda: cluster.all_served(one))
@@ -343,7 +345,7 @@ def test_a_slot_whose_owner_died_before_it_took_notice_of_a_move_is_fenced_where
     simulate(scenario)
 
 
-def test_who_cannot_hand_over_in_time_leaves_a_session_that_is_declared_dead() -> None:
+def test_a_broker_that_cannot_hand_over_in_time_leaves_a_session_that_is_declared_dead() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
@@ -362,7 +364,7 @@ def test_who_cannot_hand_over_in_time_leaves_a_session_that_is_declared_dead() -
 
 
 @pytest.mark.parametrize("after_ms", range(0, 600, 40))
-def test_who_leaves_while_it_claims_leaves_no_slot_to_a_session_that_is_gone(after_ms: int) -> None:
+def test_a_broker_that_leaves_while_it_claims_owns_no_slot_afterwards(after_ms: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
@@ -380,7 +382,7 @@ def test_who_leaves_while_it_claims_leaves_no_slot_to_a_session_that_is_gone(aft
     simulate(scenario, seed=after_ms)
 
 
-def test_who_leaves_while_the_registry_is_away_is_done_when_its_lease_is() -> None:
+def test_a_broker_that_leaves_while_the_registry_is_away_ends_with_its_lease() -> None:
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
         await until_async(lambda: cluster.all_served(one))
@@ -391,7 +393,7 @@ def test_who_leaves_while_the_registry_is_away_is_done_when_its_lease_is() -> No
     simulate(scenario)
 
 
-def test_an_owner_whose_row_is_gone_is_fenced_too() -> None:
+def test_an_owner_whose_row_is_missing_is_fenced_too() -> None:
     """Nothing in the cluster removes the row of an owner; somebody at the registry did."""
 
     async def scenario(cluster: Cluster) -> None:
@@ -406,7 +408,7 @@ def test_an_owner_whose_row_is_gone_is_fenced_too() -> None:
     simulate(scenario)
 
 
-def test_text_that_no_broker_wrote_stops_decisions_and_not_the_broker(
+def test_malformed_rows_of_the_registry_stop_decisions_and_not_the_broker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def scenario(cluster: Cluster) -> None:
@@ -423,7 +425,7 @@ def test_text_that_no_broker_wrote_stops_decisions_and_not_the_broker(
     simulate(scenario)
 
 
-def test_a_defect_in_serving_ends_the_task_loudly_and_the_session() -> None:
+def test_an_unexpected_error_in_serving_ends_the_task_and_the_session() -> None:
     class Defective(Server):
         async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
             raise ZeroDivisionError("a defect")
@@ -440,7 +442,7 @@ def test_a_defect_in_serving_ends_the_task_loudly_and_the_session() -> None:
     simulate(scenario)
 
 
-def test_what_others_have_changed_is_seen() -> None:
+def test_changes_by_other_brokers_are_seen() -> None:
     async def scenario(cluster: Cluster) -> None:
         one = cluster.broker(1)
 
@@ -494,7 +496,7 @@ def test_a_quiet_cluster_asks_the_registry_little() -> None:
     simulate(scenario)
 
 
-def test_who_leaves_a_quiet_cluster_leaves_no_slot_unserved_for_long() -> None:
+def test_slots_of_a_broker_that_leaves_a_quiet_cluster_are_soon_served() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))

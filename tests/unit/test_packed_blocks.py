@@ -90,7 +90,7 @@ def test_packed_blocks_become_the_native_block_of_their_rows(
 
 
 @pytest.mark.parametrize("topics", [255, 256, 300, 65536])
-def test_many_topics_widen_the_indexes(topics: int) -> None:
+def test_many_topics_widen_the_indexes_of_a_packed_block(topics: int) -> None:
     """Topics of the blocks together count, with the empty name."""
     one = batch(b"v")
     half = topics // 2
@@ -104,7 +104,7 @@ def test_many_topics_widen_the_indexes(topics: int) -> None:
     assert _packed_blocks.join_packed(data) == merge_blocks(whole)
 
 
-def test_headers_count_through_blocks_that_have_none() -> None:
+def test_headers_are_counted_across_blocks_without_headers() -> None:
     with_headers = batch_of(
         Record(headers=((b"h", b"x"), (b"i", None))), Record(), Record(headers=((b"", b""),))
     )
@@ -135,12 +135,12 @@ def test_a_builder_packs_what_it_has_so_far() -> None:
 
 
 @pytest.mark.parametrize("module", [COMPILED, REFERENCE], ids=["compiled", "reference"])
-def test_without_rows_there_is_no_packed_block(module: Any) -> None:
+def test_a_builder_without_rows_packs_no_block(module: Any) -> None:
     with pytest.raises(ValueError, match="no rows"):
         module.BlockBuilder(0).pack()
 
 
-def test_other_threads_run_while_blocks_are_packed_and_joined() -> None:
+def test_packing_and_joining_blocks_releases_the_gil() -> None:
     builder = COMPILED.BlockBuilder(0)
     append(COMPILED, builder, batch(*[b"x" * 1000] * 20_000), 0, "a")
     block = builder.pack()
@@ -151,13 +151,13 @@ def test_other_threads_run_while_blocks_are_packed_and_joined() -> None:
 # --- what is refused ---
 
 
-def test_there_is_a_block_to_join(join: Any) -> None:
+def test_joining_no_blocks_is_refused(join: Any) -> None:
     with pytest.raises(ValueError, match="no blocks"):
         join([])
 
 
 @pytest.mark.parametrize("wrong", [None, "text", bytearray(b"\0"), memoryview(b"\0"), 1])
-def test_a_block_is_bytes(wrong: Any) -> None:
+def test_a_packed_block_that_is_not_bytes_is_refused(wrong: Any) -> None:
     good = packed([("a", batch(b"1"))])
     for blocks in ([wrong], [good, wrong], [wrong, good]):
         with pytest.raises(TypeError):
@@ -193,7 +193,7 @@ def test_a_block_that_is_cut_or_too_long_is_refused() -> None:
     refused(block + b"\0")
 
 
-def test_every_size_is_checked() -> None:
+def test_a_packed_block_with_a_wrong_size_is_refused() -> None:
     """A claimed size that is wrong is refused, however large, and takes no memory."""
     block = two_topics()
     start = 3  # behind the zero, the number of rows and the format
@@ -205,7 +205,7 @@ def test_every_size_is_checked() -> None:
                 refused(block[:at] + struct.pack("<Q", wrong) + block[at + 8 :])
 
 
-def test_every_count_is_checked() -> None:
+def test_a_packed_block_with_a_wrong_count_is_refused() -> None:
     block = two_topics()
     assert read_packed(block).count == 4
     for rows in (b"\0", b"\3", b"\5", b"\xff\xff\x03", b"\xff" * 9 + b"\1", b"\xff" * 10):
@@ -231,7 +231,7 @@ def test_counts_of_runs_that_wrap_around_are_refused() -> None:
     refused(bytes(spoilt))
 
 
-def test_a_topic_must_fit_into_the_topics() -> None:
+def test_a_topic_longer_than_the_topics_is_refused() -> None:
     block = two_topics()
     names = b"\0\1a\1b"
     assert block.count(names) == 1

@@ -23,7 +23,7 @@ def aborted(draw: st.DrawFn) -> list[AbortedTransaction]:
 
 
 @given(aborted(), st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
-def test_a_range_has_those_that_overlap_it(
+def test_the_aborted_transactions_of_a_range_are_those_that_overlap_it(
     known: list[AbortedTransaction], first: int, size: int, log_start: int
 ) -> None:
     transactions = PartitionTransactions()
@@ -43,7 +43,7 @@ def test_a_range_has_those_that_overlap_it(
         assert transactions.last_aborted(producer_id) == last
 
 
-def test_the_oldest_open_one_counts_and_an_epoch_has_its_own() -> None:
+def test_the_first_open_offset_is_that_of_the_oldest_open_transaction() -> None:
     transactions = PartitionTransactions()
     assert transactions.first_open_offset() is None
     transactions.open[7] = OpenTransaction(30, 1)
@@ -53,7 +53,7 @@ def test_the_oldest_open_one_counts_and_an_epoch_has_its_own() -> None:
     assert not transactions.has_open(7, 2), "the marker of the one before is on its way"
 
 
-def test_only_the_last_aborted_ones_are_listed() -> None:
+def test_only_the_last_aborted_transactions_are_listed() -> None:
     transactions = PartitionTransactions()
     known = [AbortedTransaction(n % 7, 10 * n, 10 * n + 5) for n in range(5 * ABORTED_KEPT)]
     for one in known:

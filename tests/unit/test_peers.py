@@ -47,7 +47,7 @@ async def asked(peers: Peers, broker: BrokerEndpoint) -> None:
     assert (await peers.ask(broker, request, WriteTxnMarkersResponse, VERSION)).markers == []
 
 
-async def test_a_connection_is_used_again_and_another_is_made_when_it_has_gone() -> None:
+async def test_a_connection_to_a_peer_is_reused_and_replaced_when_it_is_lost() -> None:
     connections = 0
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +65,7 @@ async def test_a_connection_is_used_again_and_another_is_made_when_it_has_gone()
     assert connections == 2
 
 
-async def test_a_request_that_waits_there_holds_up_no_other() -> None:
+async def test_a_slow_request_to_a_peer_does_not_delay_others() -> None:
     first = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -88,7 +88,9 @@ async def test_a_request_that_waits_there_holds_up_no_other() -> None:
 @pytest.mark.parametrize(
     "said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\0\0\4\0\0\0\7", b"\0\0\0\5\0\0\0\1\0"]
 )
-async def test_nobody_who_is_a_broker_answers(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_peer_that_does_not_answer_as_a_broker_is_an_error(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await request_of(reader)
         writer.write(said)

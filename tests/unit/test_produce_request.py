@@ -95,7 +95,7 @@ def test_every_request_is_read_alike(version: int, request: ProduceRequest) -> N
 
 @pytest.mark.parametrize("version", VERSIONS)
 @given(request=requests, seed=st.integers(0, 2**32))
-def test_spoilt_requests_are_read_or_refused_alike(
+def test_damaged_requests_are_read_or_refused_alike(
     version: int, request: ProduceRequest, seed: int
 ) -> None:
     rnd = random.Random(seed)
@@ -109,7 +109,7 @@ def test_spoilt_requests_are_read_or_refused_alike(
 
 @pytest.mark.parametrize("version", VERSIONS)
 @given(data=st.binary(max_size=100))
-def test_garbage_is_read_or_refused_alike(version: int, data: bytes) -> None:
+def test_random_bytes_are_read_or_refused_alike(version: int, data: bytes) -> None:
     assert outcome(version, data, 0) == expected(version, data, 0)
 
 
@@ -162,7 +162,7 @@ def test_tagged_fields_are_skipped() -> None:
         (struct.pack(">i", ELEMENTS_MAX + 1) + bytes(6 * (ELEMENTS_MAX + 1)), "may have"),
     ],
 )
-def test_lengths_that_cannot_be_are_refused_with_a_reason(arrays: bytes, reason: str) -> None:
+def test_impossible_lengths_are_refused_with_a_reason(arrays: bytes, reason: str) -> None:
     data = struct.pack(">hhi", -1, 1, 1) + arrays
     with pytest.raises(MalformedMessage, match=reason):
         decode_produce_request(data, 0, 3)
@@ -170,7 +170,7 @@ def test_lengths_that_cannot_be_are_refused_with_a_reason(arrays: bytes, reason:
         decoder(ProduceRequest, 3)(data, 0)
 
 
-def test_more_ids_than_are_kept_are_read_all_the_same() -> None:
+def test_a_request_with_more_topic_ids_than_are_cached_is_read() -> None:
     for number in range(3000):
         data = b"\0" + struct.pack(">hi", 1, 5) + b"\2" + UUID(int=number).bytes + b"\1\0\0"
         message, _ = decode_produce_request(data, 0, BY_ID)

@@ -63,14 +63,16 @@ def packed(version: int, stored: Topics) -> bytes | None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @given(data=st.data())
-def test_it_is_what_kafka_python_encodes(version: int, data: st.DataObject) -> None:
+def test_a_produce_response_is_the_one_that_kafka_python_encodes(
+    version: int, data: st.DataObject
+) -> None:
     stored = data.draw(topics(version))
     assert packed(version, stored) == encoded_by_kafka_python(version, stored)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("count", [126, 127, 128, 2_000])
-def test_counts_of_any_length(version: int, count: int) -> None:
+def test_a_produce_response_has_counts_of_any_length(version: int, count: int) -> None:
     batches = [StoredBatch(n, n, -1, 0) for n in range(count)]
     by_id = version >= BY_ID
     stored: Topics = [(UUID(int=1) if by_id else "t" * count, batches)]
@@ -79,14 +81,14 @@ def test_counts_of_any_length(version: int, count: int) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_there_is_none_if_a_batch_was_not_stored(version: int) -> None:
+def test_no_quick_response_is_made_if_a_batch_was_not_stored(version: int) -> None:
     key = UUID(int=1) if version >= BY_ID else "t"
     stored = StoredBatch(0, 0, -1, 0)
     for answers in ([None], [stored, None], [None, stored]):
         assert produce_response(version, 1, [(key, [stored]), (key, answers)]) is None
 
 
-def test_correlation_ids_of_any_sign() -> None:
+def test_a_produce_response_has_a_correlation_id_of_any_sign() -> None:
     for correlation_id in (-(2**31), -1, 0, 2**31 - 1):
         frame = produce_response(9, correlation_id, [])
         assert frame is not None

@@ -24,6 +24,7 @@ from protocol.errors import (
     OutOfOrderSequenceNumber,
     UnknownProducerId,
 )
+from tests.support.examples import up_to
 
 LAST = 2**31 - 1
 
@@ -125,7 +126,7 @@ ALL_BEGUN = FIVE._replace(ended_offset=99)
         pytest.param(ALL_BEGUN, batch(0, 10), 100, id="the fifth last of one transaction again"),
     ],
 )
-def test_a_batch_is_no_duplicate_of_one_whose_transaction_has_ended(
+def test_a_batch_of_an_ended_transaction_is_not_taken_for_a_duplicate(
     entry: ProducerEntry, header: BatchHeader, expected: object, recovered: bool
 ) -> None:
     assert verdict(entry._replace(recovered=recovered), header) == expected
@@ -151,7 +152,7 @@ RECOVERED = ProducerEntry(
         pytest.param(batch(0, 1, epoch=1), None, id="a new epoch"),
     ],
 )
-def test_after_a_restart_a_duplicate_is_what_lies_within_a_range(
+def test_after_a_restart_a_batch_within_a_stored_range_is_a_duplicate(
     header: BatchHeader, expected: int | type[KafkaError] | None
 ) -> None:
     assert verdict(RECOVERED, header) == expected
@@ -288,4 +289,4 @@ def recovered(log: list[tuple[int, int, int]], producer: int) -> ProducerEntry |
 
 
 TestProducers = Producers.TestCase
-TestProducers.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestProducers.settings = settings(max_examples=up_to(60), stateful_step_count=40)

@@ -14,7 +14,7 @@ FILES = sorted((PROJECT / "sql/queries").glob("*.sql"))
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
-def test_a_query_begins_with_a_comment_and_is_one_statement(path: Path) -> None:
+def test_every_query_file_begins_with_a_comment_and_is_one_statement(path: Path) -> None:
     text = path.read_text()
 
     assert text.startswith("-- ")
@@ -23,7 +23,7 @@ def test_a_query_begins_with_a_comment_and_is_one_statement(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
-def test_a_query_is_used(path: Path) -> None:
+def test_every_query_file_is_used(path: Path) -> None:
     rooms = ("broker", "coordinator", "spark_jobs", "sql", "storage")
     code = "".join(
         module.read_text() for room in rooms for module in (PROJECT / room).rglob("*.py")
@@ -32,13 +32,13 @@ def test_a_query_is_used(path: Path) -> None:
     assert f'"{path.stem}"' in code
 
 
-def test_a_query_that_does_not_exist_is_an_error() -> None:
+def test_an_unknown_query_is_an_error() -> None:
     with pytest.raises(FileNotFoundError):
         query("no_such_query")
 
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
-def test_a_query_is_given_without_comments_and_semicolon(path: Path) -> None:
+def test_a_query_is_returned_without_comments_and_semicolon(path: Path) -> None:
     names = set(re.findall(r"\$\{(\w+)\}", path.read_text()))
     text = query(path.stem, **dict.fromkeys(names, "filled_in"))
 

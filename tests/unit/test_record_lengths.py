@@ -18,7 +18,7 @@ FEW = encode_records(Record(value=b"x" * size) for size in (0, 1, 100, 200, 3000
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_whole_records_pass_in_pieces_of_any_size(module: Any) -> None:
+def test_whole_records_are_accepted_in_pieces_of_any_size(module: Any) -> None:
     for step in (1, 2, 3, 7, 1000, len(FEW)):
         lengths = module.RecordLengths(5, 4000)
         for end in range(step, len(FEW) + step, step):
@@ -26,7 +26,7 @@ def test_whole_records_pass_in_pieces_of_any_size(module: Any) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_what_no_record_has_is_refused_as_soon_as_it_can_be_seen(module: Any) -> None:
+def test_an_impossible_record_length_is_refused_as_soon_as_it_is_read(module: Any) -> None:
     with pytest.raises(MessageTooLarge):
         module.RecordLengths(5, 2999).check(FEW[:-2900])
     with pytest.raises(InvalidRecord, match="more than its 4 records"):

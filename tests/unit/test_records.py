@@ -45,7 +45,7 @@ def test_both_modules_write_and_read_the_same_columns() -> None:
 
 
 @given(st.lists(make.batches(), max_size=4))
-def test_headers_of_sound_batches_are_what_was_written(batches: list[Batch]) -> None:
+def test_headers_of_batches_are_read_as_written(batches: list[Batch]) -> None:
     data = b"".join(batch.data for batch in batches)
     compiled, reference = COMPILED.parse_headers(data), REFERENCE.parse_headers(memoryview(data))
     assert [fields(header) for header in compiled] == [fields(header) for header in reference]
@@ -67,7 +67,7 @@ def test_headers_of_sound_batches_are_what_was_written(batches: list[Batch]) -> 
 
 
 @given(st.lists(make.batches(), min_size=1, max_size=3), make.mutations())
-def test_spoilt_batches_are_taken_or_refused_alike(
+def test_damaged_batches_are_accepted_or_refused_alike(
     batches: list[Batch], mutations: list[Mutation]
 ) -> None:
     data = make.spoil(b"".join(batch.data for batch in batches), mutations)
@@ -89,7 +89,7 @@ def test_spoilt_batches_are_taken_or_refused_alike(
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_no_batch(data: bytes) -> None:
+def test_random_bytes_are_not_a_batch(data: bytes) -> None:
     expected = outcome(lambda: [fields(header) for header in REFERENCE.parse_headers(data)])
     assert outcome(lambda: [fields(h) for h in COMPILED.parse_headers(data)]) == expected
 
@@ -105,7 +105,7 @@ PLACES = st.tuples(
 
 
 @given(st.lists(st.tuples(make.batches(), PLACES), max_size=5), st.integers(*make.INT64))
-def test_sound_batches_become_the_same_block(
+def test_both_modules_decode_batches_into_the_same_block(
     batches: list[tuple[Batch, tuple[str, int, int, int | None, int, int]]], append_time_ms: int
 ) -> None:
     blocks = []
@@ -124,7 +124,7 @@ def test_sound_batches_become_the_same_block(
 
 
 @given(make.batches(), make.mutations(), st.integers(-1, 1))
-def test_spoilt_records_are_taken_or_refused_alike_and_a_refusal_changes_nothing(
+def test_damaged_records_are_accepted_or_refused_alike_and_a_refusal_changes_nothing(
     batch: Batch, mutations: list[Mutation], lie: int
 ) -> None:
     spoilt = replace(batch, payload=make.spoil(batch.payload, mutations), count=batch.count + lie)
@@ -143,7 +143,7 @@ def test_spoilt_records_are_taken_or_refused_alike_and_a_refusal_changes_nothing
 
 
 @given(st.lists(st.sampled_from([None, b"", b"key"]), min_size=1, max_size=12))
-def test_records_without_a_key_are_told_apart_alike_and_change_nothing(
+def test_records_without_a_key_are_found_alike_and_change_nothing(
     keys: list[bytes | None],
 ) -> None:
     batch = batch_of(*(Record(key=key, headers=((b"h", None),)) for key in keys))
@@ -165,7 +165,7 @@ def test_records_without_a_key_are_told_apart_alike_and_change_nothing(
     assert blocks[0] == blocks[1]
 
 
-def test_of_many_records_without_a_key_only_the_first_are_named(module: Any) -> None:
+def test_only_the_first_of_many_records_without_a_key_are_named(module: Any) -> None:
     batch = batch_of(*(Record() for _ in range(2 * INDEXES_TOLD)))
     with pytest.raises(RecordsWithoutKey) as refused:
         append(module, module.BlockBuilder(0), batch, keyed=True)
@@ -174,13 +174,13 @@ def test_of_many_records_without_a_key_only_the_first_are_named(module: Any) -> 
 
 
 @given(st.binary(max_size=60), st.integers(-2, 8))
-def test_garbage_is_no_records(payload: bytes, count: int) -> None:
+def test_random_bytes_are_not_records(payload: bytes, count: int) -> None:
     results = [outcome(partial(block_of, module, Batch(payload, count))) for module in BOTH]
     assert results[0] == results[1]
 
 
 @given(make.partition_rows(), st.integers(0, 12), st.sampled_from([0, 61, 90, 200, 2**31, 2**40]))
-def test_rows_become_the_same_batches_and_come_back(
+def test_both_modules_encode_rows_into_the_same_batches_and_read_them_back(
     rows: list[Row], split: int, max_batch_bytes: int
 ) -> None:
     block = make.read_block(rows[:split]) + make.read_block(rows[split:])
@@ -197,7 +197,7 @@ def test_rows_become_the_same_batches_and_come_back(
 
 
 @given(make.partition_rows(), make.mutations())
-def test_spoilt_blocks_are_taken_or_refused_alike(
+def test_damaged_blocks_are_accepted_or_refused_alike(
     rows: list[Row], mutations: list[Mutation]
 ) -> None:
     block = make.spoil(make.read_block(rows), mutations)

@@ -34,7 +34,7 @@ def trusted(memory: ResponseMemory) -> ResponseCharge:
     return charge
 
 
-def test_a_batch_that_several_hold_is_counted_once(memory: ResponseMemory) -> None:
+def test_a_batch_in_several_responses_is_counted_once(memory: ResponseMemory) -> None:
     first, second = memory.charge(), memory.charge()
     shared = batches(4)
     assert first.try_hold(shared)
@@ -49,7 +49,7 @@ def test_a_batch_that_several_hold_is_counted_once(memory: ResponseMemory) -> No
     assert not memory._holders
 
 
-def test_small_batches_are_counted_for_each_who_holds_them(memory: ResponseMemory) -> None:
+def test_a_small_batch_is_counted_for_each_response(memory: ResponseMemory) -> None:
     small = batches(1000, 1000)
     charges = [memory.charge() for _ in range(3)]
     for charge in charges:
@@ -59,7 +59,7 @@ def test_small_batches_are_counted_for_each_who_holds_them(memory: ResponseMemor
     assert memory.used == 2 * cost(small)
 
 
-def test_each_gets_a_quarter_of_what_is_free_so_nobody_takes_everything(
+def test_each_response_gets_a_quarter_of_the_free_memory(
     memory: ResponseMemory,
 ) -> None:
     rooms = []
@@ -72,7 +72,7 @@ def test_each_gets_a_quarter_of_what_is_free_so_nobody_takes_everything(
     assert rooms[-1] == 64 << 10
 
 
-async def test_the_last_quarter_is_for_those_who_read_and_for_small_responses(
+async def test_the_last_quarter_is_reserved_for_clients_that_read_and_for_small_responses(
     memory: ResponseMemory,
 ) -> None:
     memory.charge().add(BUDGET * 3 // 4)
@@ -83,7 +83,7 @@ async def test_the_last_quarter_is_for_those_who_read_and_for_small_responses(
     assert reader.try_hold(batches(1))
 
 
-async def test_those_who_wait_are_served_in_order_and_those_who_read_first(
+async def test_waiting_responses_are_served_in_order_and_clients_that_read_come_first(
     memory: ResponseMemory,
 ) -> None:
     holder = memory.charge()
@@ -120,7 +120,7 @@ async def test_those_who_wait_are_served_in_order_and_those_who_read_first(
     assert not memory.is_short
 
 
-async def test_one_that_leaves_while_it_waits_takes_nothing_with_it(
+async def test_a_client_that_disconnects_while_it_waits_keeps_no_memory(
     memory: ResponseMemory,
 ) -> None:
     holder, leaving, staying = (memory.charge() for _ in range(3))
@@ -147,7 +147,7 @@ async def test_a_batch_larger_than_the_budget_gets_through_alone(memory: Respons
     assert other.try_hold(batches(1, MIB - 1000))
 
 
-async def test_those_who_hold_records_and_wait_for_more_are_woken_when_memory_is_short(
+async def test_fetches_that_hold_records_are_woken_when_memory_is_short(
     memory: ResponseMemory,
 ) -> None:
     event = asyncio.Event()
@@ -160,7 +160,7 @@ async def test_those_who_hold_records_and_wait_for_more_are_woken_when_memory_is
     waiting.cancel()
 
 
-def test_the_estimate_follows_the_sizes_slowly_down(memory: ResponseMemory) -> None:
+def test_the_estimated_response_size_falls_slowly(memory: ResponseMemory) -> None:
     assert memory.estimate(3) == MIB
     memory.note_size(3, 100_000)
     assert memory.estimate(3) == 100_000
@@ -168,7 +168,7 @@ def test_the_estimate_follows_the_sizes_slowly_down(memory: ResponseMemory) -> N
     assert 80_000 < memory.estimate(3) < 100_000
 
 
-def test_what_goes_out_comes_in_slices_with_small_pieces_joined() -> None:
+def test_a_response_is_sent_in_slices_with_small_pieces_joined() -> None:
     outgoing = Outgoing()
     small, large = [b"%03d" % n * 1000 for n in range(60)], [bytes(600_000), bytes(20_000)]
     outgoing.add([*small, *large])
@@ -182,7 +182,7 @@ def test_what_goes_out_comes_in_slices_with_small_pieces_joined() -> None:
     assert all(sum(map(len, one)) < (256 << 10) + 600_000 for one in slices)
 
 
-async def test_large_responses_are_made_in_different_turns_of_the_loop() -> None:
+async def test_large_responses_are_encoded_in_different_turns_of_the_event_loop() -> None:
     turns = Turns()
     made: list[int] = []
 

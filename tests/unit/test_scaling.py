@@ -110,7 +110,7 @@ def test_when_keeper_is_the_limit_more_lanes_only_make_smaller_blocks() -> None:
     assert many.rows_per_block < few.rows_per_block
 
 
-def test_no_resource_is_used_more_than_fully() -> None:
+def test_no_resource_is_used_above_100_percent() -> None:
     for cluster in (Cluster(), Cluster(2, 2, lanes=8), Cluster(lanes=16, shard_cores=2)):
         used = simulate(COSTS, Assumed(), cluster, LOAD).used
         assert max(used.values()) <= 1.001, used

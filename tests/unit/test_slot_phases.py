@@ -32,7 +32,9 @@ LASTING = set(SlotPhase) - OVER - {SlotPhase.NEW}
 
 
 @pytest.mark.parametrize("phase", SlotPhase, ids=lambda phase: phase.name)
-def test_each_phase_knows_just_the_events_that_can_happen_in_it(phase: SlotPhase) -> None:
+def test_each_phase_of_a_slot_accepts_only_the_events_that_can_happen_in_it(
+    phase: SlotPhase,
+) -> None:
     possible = set[SlotEvent]()
     if phase not in OVER:
         possible |= SEEN
@@ -61,7 +63,7 @@ def every_step() -> list[tuple[SlotPhase, SlotEvent, SlotPhase, SlotAction | Non
     ]
 
 
-def test_a_task_begins_only_where_none_is_on_its_way_and_its_phase_lasts_until_it_ends() -> None:
+def test_a_slot_has_one_task_at_a_time_and_its_phase_lasts_until_the_task_ends() -> None:
     for phase, event, after, action in every_step():
         begins = action in (SlotAction.OPEN, SlotAction.GIVE_UP)
         assert begins == (phase not in WORKING and after in WORKING), (phase, event)
@@ -75,7 +77,7 @@ def test_a_task_begins_only_where_none_is_on_its_way_and_its_phase_lasts_until_i
     }
 
 
-def test_a_slot_is_claimed_or_handed_over_only_when_it_was_given_up() -> None:
+def test_a_slot_is_claimed_or_handed_over_only_after_it_was_given_up() -> None:
     for phase, event, after, action in every_step():
         if action in (SlotAction.CLAIM, SlotAction.HAND_OVER):
             assert (phase, after) == (SlotPhase.GIVEN_UP, SlotPhase.GIVEN_UP), event
@@ -130,7 +132,7 @@ def test_from_every_phase_a_slot_that_has_to_go_is_given_up_or_lost() -> None:
             assert len(way) < 6, way
 
 
-def test_a_session_is_fenced_before_a_slot_of_it_is_claimed_and_by_one_task_at_a_time() -> None:
+def test_a_session_is_fenced_by_one_task_before_a_slot_of_it_is_claimed() -> None:
     assert FENCE_TRANSITIONS.keys() == set(FencePhase)
     for phase in FencePhase:
         for event in FENCE_TRANSITIONS[phase]:
@@ -144,7 +146,7 @@ def test_a_session_is_fenced_before_a_slot_of_it_is_claimed_and_by_one_task_at_a
 
 
 @pytest.mark.parametrize("phase", FencePhase, ids=lambda phase: phase.name)
-def test_each_phase_of_a_fence_knows_just_the_events_that_can_happen_in_it(
+def test_each_phase_of_a_fence_accepts_only_the_events_that_can_happen_in_it(
     phase: FencePhase,
 ) -> None:
     possible = {FenceEvent.WANTED}

@@ -49,7 +49,7 @@ def spaced(words: list[bytes], spaces: list[bytes]) -> bytes:
 
 
 @given(st.binary(max_size=200))
-def test_tokens_of_any_bytes_are_in_order_and_apart(sql: bytes) -> None:
+def test_tokens_of_any_bytes_are_in_order_and_do_not_overlap(sql: bytes) -> None:
     position = 0
     for token in tokens(sql):
         assert position <= token.start < token.end <= len(sql)
@@ -129,7 +129,7 @@ def test_the_format_at_the_end_is_found_however_it_is_written(
 
 
 @given(st.lists(ALIASED, min_size=1, max_size=4), st.lists(SPACES, min_size=12, max_size=12))
-def test_without_a_format_the_place_is_after_the_last_token(
+def test_a_missing_format_belongs_after_the_last_token(
     columns: list[bytes], spaces: list[bytes]
 ) -> None:
     sql = spaced([b"SELECT", b", ".join(columns), b";"], spaces)
@@ -160,7 +160,7 @@ def test_a_column_called_format_is_not_a_format_clause(sql: bytes) -> None:
 
 
 @pytest.mark.parametrize("alias", [b"as", b"AS", b"select", b"format"])
-def test_behind_as_any_word_is_a_name(alias: bytes) -> None:
+def test_any_word_after_as_is_a_name(alias: bytes) -> None:
     assert output_clauses(b"SELECT 1 AS " + alias + b" FORMAT JSON")[0].format == "JSON"
 
 
@@ -190,14 +190,16 @@ def test_a_format_may_be_quoted(fmt: bytes) -> None:
         (b"/* x */ INSERT INTO t -- y\nFORMAT TSV\n1", b"/* x */ INSERT INTO t", "TSV", b"1"),
     ],
 )  # fmt: skip
-def test_an_insert_is_taken_apart(sql: bytes, statement: bytes, fmt: str, data: bytes) -> None:
+def test_an_insert_is_split_into_its_parts(
+    sql: bytes, statement: bytes, fmt: str, data: bytes
+) -> None:
     head = insert_head(sql, complete=True)
     assert isinstance(head, InsertData)
     whole = b" ".join(part for part in (head.target, head.settings) if part)
     assert (whole, head.format, sql[head.data_start :]) == (statement, fmt, data)
 
 
-def test_the_source_of_an_insert_goes_before_its_settings() -> None:
+def test_the_source_of_an_insert_is_placed_before_its_settings() -> None:
     head = insert_head(b"INSERT INTO t (a) SETTINGS x = 1 FORMAT CSV\n1", complete=True)
     assert isinstance(head, InsertData)
     statement = b"INSERT INTO t (a) FROM INFILE 'f' SETTINGS x = 1 FORMAT `CSV`"

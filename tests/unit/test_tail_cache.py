@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from broker.log.tail_cache import CachedBatch, PartitionTail, TailCache
+from tests.support.examples import up_to
 
 OVERHEAD_BYTES = 250
 
@@ -31,7 +32,7 @@ def bases(found: list[bytes] | None) -> list[int] | None:
     return None if found is None else [int(data.rstrip(b".")) for data in found]
 
 
-def test_nothing_cached_is_no_answer() -> None:
+def test_an_empty_tail_has_no_records() -> None:
     tail = PartitionTail()
     assert tail.start_offset is None
     assert tail.read(0, 1000, at_least_one=True) is None
@@ -69,7 +70,7 @@ def test_an_offset_between_batches_reads_from_the_next() -> None:
     assert bases(gap.read(5, 1000, at_least_one=False)) == [10]
 
 
-def test_the_batch_that_came_first_of_all_partitions_goes_first() -> None:
+def test_the_oldest_batch_of_all_partitions_is_dropped_first() -> None:
     cache, a, b = TailCache(3 * (100 + OVERHEAD_BYTES)), PartitionTail(), PartitionTail()
     for tail, base in ((a, 0), (b, 0), (a, 1)):
         add(cache, tail, batch(base))
@@ -82,7 +83,7 @@ def test_the_batch_that_came_first_of_all_partitions_goes_first() -> None:
     assert (a.start_offset, b.start_offset) == (2, 1)
 
 
-def test_a_batch_larger_than_the_budget_is_not_kept_and_spoils_nothing() -> None:
+def test_a_batch_larger_than_the_budget_is_not_cached_and_evicts_nothing_needed() -> None:
     cache, tail = TailCache(1000), PartitionTail()
     add(cache, tail, batch(0))
     add(cache, tail, batch(1, size=5000))
@@ -92,12 +93,12 @@ def test_a_batch_larger_than_the_budget_is_not_kept_and_spoils_nothing() -> None
     assert tail.read(1, 1000, at_least_one=True) is None
 
 
-def test_without_a_budget_nothing_is_kept() -> None:
+def test_a_cache_without_a_budget_keeps_nothing() -> None:
     tail = filled(batch(0), budget=0)
     assert tail.start_offset is None
 
 
-def test_many_small_batches_do_not_outgrow_the_budget_by_their_objects() -> None:
+def test_many_small_batches_stay_within_the_budget_with_their_overhead() -> None:
     tail = filled(*(batch(n, size=10) for n in range(10_000)), budget=100 * (10 + OVERHEAD_BYTES))
     assert tail.start_offset == 9900
     assert len(tail._batches) < 500
@@ -170,4 +171,4 @@ class Tails(RuleBasedStateMachine):
 
 
 TestTails = Tails.TestCase
-TestTails.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestTails.settings = settings(max_examples=up_to(50), stateful_step_count=40)

@@ -89,7 +89,7 @@ async def test_an_error_that_the_work_does_not_handle_ends_the_task_with_it() ->
     await periodic.close()
 
 
-async def test_the_pause_may_be_asked_for_each_time() -> None:
+async def test_the_pause_may_be_a_function_that_is_called_each_time() -> None:
     rounds, pauses = Rounds(), iter([0.0, LIMIT_S])
     periodic = Periodic("rounds", lambda: next(pauses), rounds.run)
     periodic.start()
@@ -155,7 +155,7 @@ def test_an_outage_is_logged_when_it_begins_and_when_it_ends(
     ]
 
 
-async def test_other_tasks_have_a_turn_after_every_few_things() -> None:
+async def test_a_long_loop_yields_to_other_tasks_after_every_few_steps() -> None:
     seen: list[str] = []
 
     async def other() -> None:

@@ -38,7 +38,7 @@ def found(
     return token_insert(wanted, context, head)
 
 
-def test_the_inserts_of_brokers_are_known() -> None:
+def test_the_inserts_of_brokers_are_recognised() -> None:
     assert found() == PLAIN
 
 
@@ -77,7 +77,9 @@ def test_a_statement_has_the_form_of_the_brokers_or_another(
         ("keeper_map_strict_mode", "1"),
     ],
 )
-def test_settings_that_may_have_an_effect_are_another_form(name: str, value: str) -> None:
+def test_an_insert_with_settings_that_may_have_an_effect_is_another_form(
+    name: str, value: str
+) -> None:
     assert found(context=replace(CONTEXT, settings={**SETTINGS, name: value})) == OTHER_FORM
 
 
@@ -91,11 +93,11 @@ def test_settings_that_may_have_an_effect_are_another_form(name: str, value: str
         ("insert_deduplication_token", "\udc80"),
     ],
 )
-def test_without_a_token_that_counts_there_is_nothing_to_know(name: str, value: str) -> None:
+def test_an_insert_without_a_valid_token_is_not_recognised(name: str, value: str) -> None:
     assert found(context=replace(CONTEXT, settings={**SETTINGS, name: value})) is None
 
 
-def test_what_else_comes_with_a_request_is_another_form() -> None:
+def test_an_insert_with_parameters_or_tables_is_another_form() -> None:
     assert found(context=replace(CONTEXT, params={"a": b"1"})) == OTHER_FORM
     table = ExternalTable("t", b"a Int8", "TSV", b"1")
     assert found(context=replace(CONTEXT, tables=(table,))) == OTHER_FORM

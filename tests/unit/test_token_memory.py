@@ -12,7 +12,7 @@ SENDERS = ("17-3-", "17-30-", "17-", "5b5e8a-rows-", "")
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_knows_what_a_set_knows(seed: int) -> None:
+def test_a_token_memory_knows_the_same_tokens_as_a_set(seed: int) -> None:
     chance = random.Random(seed)
     memory, known = TokenMemory(), set[tuple[str, str]]()
     for _ in range(500):
@@ -43,7 +43,7 @@ def test_it_knows_what_a_set_knows(seed: int) -> None:
         ("a-9223372036854775808", "a-9223372036854775807"),
     ],
 )
-def test_tokens_that_look_alike_are_two(token: str, another: str) -> None:
+def test_similar_tokens_are_told_apart(token: str, another: str) -> None:
     for one, other in ((token, another), (another, token)):
         memory = TokenMemory()
         memory.add("messages", one)
@@ -52,7 +52,7 @@ def test_tokens_that_look_alike_are_two(token: str, another: str) -> None:
         assert not memory.has("consumer_offsets", one)
 
 
-def test_the_tokens_of_a_lane_take_no_room() -> None:
+def test_the_consecutive_tokens_of_a_lane_take_almost_no_memory() -> None:
     memory = TokenMemory(ranges_max=10)
     for lane in range(8):
         for number in range(1, 10_000):
@@ -61,7 +61,7 @@ def test_the_tokens_of_a_lane_take_no_room() -> None:
     assert len(memory.to_bytes()) < 500
 
 
-def test_at_the_limit_the_sender_that_was_silent_for_longest_is_forgotten() -> None:
+def test_a_full_token_memory_forgets_the_sender_that_was_silent_longest() -> None:
     memory = TokenMemory(ranges_max=3)
     for token in ("1-1-1", "2-1-1", "3-1-1", "1-1-2", "4-1-1"):
         memory.add("messages", token)

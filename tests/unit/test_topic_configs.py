@@ -11,7 +11,7 @@ from storage.topic_configs import TOPIC_CONFIGS, check
 INT64_MAX = 2**63 - 1
 
 
-def test_every_default_is_a_value_that_may_be_set() -> None:
+def test_every_default_is_a_valid_value() -> None:
     check({name: config.default for name, config in TOPIC_CONFIGS.items()})
 
 
@@ -41,7 +41,7 @@ def test_configs_are_listed_by_name() -> None:
         ("segment.bytes", str(1024**2)),
     ],
 )
-def test_a_value_that_kafka_takes_is_taken(name: str, value: str) -> None:
+def test_a_config_value_that_kafka_accepts_is_accepted(name: str, value: str) -> None:
     check({name: value})
 
 
@@ -70,7 +70,7 @@ def test_a_value_that_kafka_takes_is_taken(name: str, value: str) -> None:
         ("segment.bytes", "1", "at least 1048576"),
     ],
 )
-def test_a_value_that_kafka_refuses_is_refused_with_what_would_be_right(
+def test_a_config_value_that_kafka_refuses_is_refused_with_the_valid_values(
     name: str, value: str, said: str
 ) -> None:
     with pytest.raises(InvalidConfig, match=name) as refusal:
@@ -122,7 +122,7 @@ def test_overrides_apply_over_the_settings() -> None:
     assert applies.retention_ms == -1
 
 
-def test_what_applies_is_parsed_once() -> None:
+def test_effective_configs_are_parsed_once() -> None:
     settings = Settings()
     assert effective({"retention.ms": "1"}, settings) is effective({"retention.ms": "1"}, settings)
 
@@ -133,13 +133,13 @@ def test_a_default_is_the_setting_of_the_broker_or_that_of_kafka() -> None:
     assert default_text(TOPIC_CONFIGS["retention.ms"], settings) == "604800000"
 
 
-def test_a_config_that_does_nothing_says_so() -> None:
+def test_a_config_without_effect_is_documented_as_such() -> None:
     assert "it has no effect in this broker" in TOPIC_CONFIGS["segment.ms"].documentation
     assert "no effect" not in TOPIC_CONFIGS["max.message.bytes"].documentation
 
 
 @pytest.mark.parametrize("name", ["a", "A.b_c-9", "...", "a" * 249, "__consumer_offsets"])
-def test_a_topic_name_that_kafka_takes_is_taken(name: str) -> None:
+def test_a_topic_name_that_kafka_accepts_is_accepted(name: str) -> None:
     topic_names.check(name)
     assert topic_names.is_valid(name)
 

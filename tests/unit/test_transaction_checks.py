@@ -77,7 +77,9 @@ async def asked(log: PartitionLog, coordinator: Coordinator, version: int = ADDS
 
 
 @pytest.mark.parametrize(("version", "question"), [(ADDS, "add"), (VERIFIES, "verify")])
-async def test_it_is_asked_again_when_a_marker_came_meanwhile(version: int, question: str) -> None:
+async def test_the_coordinator_is_asked_again_if_a_marker_arrived_during_the_check(
+    version: int, question: str
+) -> None:
     log = make_log()
     coordinator = Coordinator(log.verifying.clear)
     word = await asked(log, coordinator, version)
@@ -85,7 +87,7 @@ async def test_it_is_asked_again_when_a_marker_came_meanwhile(version: int, ques
     assert log.verifying == {7: word}
 
 
-async def test_a_word_is_not_kept_when_markers_come_again_and_again() -> None:
+async def test_a_check_gives_up_when_markers_keep_arriving() -> None:
     log = make_log()
     coordinator = Coordinator(*[log.verifying.clear] * 9)
     with pytest.raises(ConcurrentTransactions):
@@ -101,7 +103,7 @@ async def test_a_word_is_not_kept_when_markers_come_again_and_again() -> None:
         (ConcurrentTransactions("ends"), ConcurrentTransactions),
     ],
 )
-async def test_a_refusal_leaves_no_word_behind(error: KafkaError, told: type[KafkaError]) -> None:
+async def test_a_refused_check_is_not_remembered(error: KafkaError, told: type[KafkaError]) -> None:
     log = make_log()
     with pytest.raises(told):
         await asked(log, Coordinator(failing(error)))
@@ -109,7 +111,9 @@ async def test_a_refusal_leaves_no_word_behind(error: KafkaError, told: type[Kaf
 
 
 @pytest.mark.parametrize(("adds", "question"), [(True, "add_group"), (False, "verify_group")])
-async def test_offsets_are_asked_for_again_when_a_marker_came(adds: bool, question: str) -> None:
+async def test_offsets_are_checked_again_if_a_marker_arrived_during_the_check(
+    adds: bool, question: str
+) -> None:
     sent_to = pending()
     coordinator = Coordinator(sent_to.verifying.clear)
     checks = TransactionChecks(coordinator)

@@ -258,14 +258,14 @@ async def check(history: History) -> int:
 
 
 @pytest.mark.parametrize("first_seed", range(0, 200, 50))
-async def test_histories_with_crashes_lose_and_tear_nothing(first_seed: int) -> None:
+async def test_transactions_stay_whole_in_random_histories_with_crashes(first_seed: int) -> None:
     told = 0
     for seed in range(first_seed, first_seed + 50):
         told += await check(History(seed))
     assert told > 100, "the client got something done"
 
 
-async def test_a_client_that_leaves_while_it_commits_leaves_nothing_half_done() -> None:
+async def test_a_commit_is_completed_even_if_its_client_disconnects() -> None:
     machine = Machine(1)
     machine.random = cast(Any, _Calm())
     for turns in range(8):
@@ -284,7 +284,7 @@ async def test_a_client_that_leaves_while_it_commits_leaves_nothing_half_done() 
         await one.close()
 
 
-async def test_time_is_up_while_the_client_is_away() -> None:
+async def test_a_transaction_that_times_out_is_aborted_and_its_producer_fenced() -> None:
     machine = Machine(1)
     machine.random = cast(Any, _Calm())
     one = coordinator(machine)

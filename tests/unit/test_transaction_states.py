@@ -57,7 +57,7 @@ def test_a_new_id_begins_with_epoch_0_and_every_instance_has_the_next() -> None:
     assert current(first.initialised(TIMEOUT_MS, None, FRESH, 20)) == (5, 1)
 
 
-def test_a_producer_that_says_who_it_was_goes_on_and_may_repeat_that() -> None:
+def test_a_producer_that_names_its_last_epoch_gets_the_next_one_even_if_it_repeats_that() -> None:
     first = NEW.initialised(TIMEOUT_MS, None, FRESH, 10)
     second = first.initialised(TIMEOUT_MS, current(first), FRESH, 20)
     assert current(second) == (5, 1)
@@ -68,7 +68,7 @@ def test_a_producer_that_says_who_it_was_goes_on_and_may_repeat_that() -> None:
             third.initialised(TIMEOUT_MS, stale, FRESH, 50)
 
 
-def test_an_instance_waits_for_the_end_of_what_the_one_before_began() -> None:
+def test_a_new_instance_waits_for_the_end_of_the_transaction_before_it() -> None:
     for unfinished in (begun(), begun().fenced(30)):
         with pytest.raises(ConcurrentTransactions):
             unfinished.initialised(TIMEOUT_MS, None, FRESH, 40)
@@ -98,7 +98,7 @@ def test_only_the_current_producer_adds_partitions(version: int) -> None:
         prepared.with_added(current(prepared), (OTHER,), (), version, 30)
 
 
-def test_what_is_not_part_of_the_transaction_is_not_verified() -> None:
+def test_a_partition_or_group_outside_the_transaction_is_not_verified() -> None:
     transaction = begun()
     transaction.verify(current(transaction), MEMBER)
     transaction.verify_group(current(transaction), "group")
@@ -112,7 +112,7 @@ def test_what_is_not_part_of_the_transaction_is_not_verified() -> None:
 
 
 @pytest.mark.parametrize("commit", [True, False])
-def test_in_the_older_flow_the_epoch_stays(commit: bool) -> None:
+def test_in_version_1_the_epoch_stays_at_an_end(commit: bool) -> None:
     prepared = ended(begun(1), commit=commit, version=1)
     assert (prepared.epoch, prepared.commits, set(prepared.members)) == (0, commit, {MEMBER})
     done = prepared.completed(40)
@@ -167,7 +167,7 @@ def test_a_transaction_that_was_fenced_cannot_be_committed() -> None:
                 )
 
 
-def test_time_is_up_only_for_what_goes_on() -> None:
+def test_only_an_ongoing_transaction_times_out() -> None:
     transaction = begun()
     assert not transaction.has_timed_out(20 + TIMEOUT_MS - 1)
     assert transaction.has_timed_out(20 + TIMEOUT_MS)
@@ -241,7 +241,7 @@ class World:
             assert after.epoch < MAX_EPOCH or after.next_producer_id == NO_PRODUCER_ID
 
 
-def test_random_histories_keep_what_must_hold() -> None:
+def test_invariants_of_transactions_hold_in_random_histories() -> None:
     states = set()
     for seed in range(300):
         world = World(seed)

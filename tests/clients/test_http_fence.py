@@ -1,6 +1,7 @@
 """Access by SQL: what readers and writers may do, and what is refused to everyone."""
 
 import urllib.parse
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -260,9 +261,12 @@ def test_a_writer_cannot_change_the_log(server: BrokerProcess, sql: str) -> None
     assert read(server, "SELECT count(), sum(offset) FROM messages") == "10\t45\n"
 
 
+TODAY = datetime.now(UTC).date()
+"""The table of alerts forgets after a year."""
+MONTH = f"{TODAY:%Y%m}"
 ALERT = (
     "(kind, group_id, began_at, evaluated_until)"
-    " SELECT 'records', 'g', '2026-11-21 12:00:00', '2026-11-21 12:00:00'"
+    f" SELECT 'records', 'g', '{TODAY} 00:00:00', '{TODAY} 00:00:00'"
 )
 
 
@@ -286,14 +290,14 @@ OTHER_WAYS_IN = [
     "ALTER TABLE lag_alerts ADD COLUMN x Int8",
     "ALTER TABLE lag_alerts MODIFY TTL began_at + INTERVAL 1 DAY",
     "ALTER TABLE lag_alerts MODIFY SETTING old_parts_lifetime = 1",
-    "ALTER TABLE lag_alerts DROP PARTITION 202611",
-    "ALTER TABLE lag_alerts DETACH PARTITION 202611",
-    "ALTER TABLE lag_alerts ATTACH PARTITION 202611",
-    "ALTER TABLE brokerhouse.lag_alerts ATTACH PARTITION 202611 FROM default.alike",
-    "ALTER TABLE `lag_alerts` REPLACE PARTITION 202611 FROM default.alike",
-    "ALTER TABLE default.alike MOVE PARTITION 202611 TO TABLE brokerhouse.lag_alerts",
-    "ALTER TABLE default.alike MOVE PARTITION 202611 TO TABLE `lag\\x5falerts`",
-    "ALTER TABLE {name:Identifier} ATTACH PARTITION 202611",
+    f"ALTER TABLE lag_alerts DROP PARTITION {MONTH}",
+    f"ALTER TABLE lag_alerts DETACH PARTITION {MONTH}",
+    f"ALTER TABLE lag_alerts ATTACH PARTITION {MONTH}",
+    f"ALTER TABLE brokerhouse.lag_alerts ATTACH PARTITION {MONTH} FROM default.alike",
+    f"ALTER TABLE `lag_alerts` REPLACE PARTITION {MONTH} FROM default.alike",
+    f"ALTER TABLE default.alike MOVE PARTITION {MONTH} TO TABLE brokerhouse.lag_alerts",
+    f"ALTER TABLE default.alike MOVE PARTITION {MONTH} TO TABLE `lag\\x5falerts`",
+    f"ALTER TABLE {{name:Identifier}} ATTACH PARTITION {MONTH}",
     "ALTER TABLE lag_alerts FREEZE",
     "TRUNCATE TABLE lag_alerts",
     "DROP TABLE lag_alerts",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker import config, config_sources
-from tests.conftest import OwnBrokers
+from tests.support.broker_process import BrokerProcess
 from tests.support.prometheus import promtool
 from tests.support.server_process import PROJECT, free_port
 from tests.support.waiting import until
@@ -85,11 +85,10 @@ def test_every_variable_of_the_environment_sets_something(path: Path) -> None:
     assert named <= known
 
 
+@pytest.mark.one_broker("looks at the addresses of one")
 def test_the_health_check_of_the_image_says_whether_the_broker_serves_clients(
-    own_broker: OwnBrokers,
+    broker: BrokerProcess,
 ) -> None:
-    broker = own_broker()
-
     def is_healthy() -> bool:
         found = health(broker.http)
         return (found.returncode, found.stdout, found.stderr) == (0, "", "")

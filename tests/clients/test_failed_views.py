@@ -141,6 +141,7 @@ def test_a_view_with_a_table_of_its_own_is_filled_while_records_come_in(
     ]
 
 
+@pytest.mark.test_all
 def test_a_view_that_two_repair_at_once_is_filled_once(broker: BrokerProcess) -> None:
     send(broker, "no number", *map(str, range(1, 20)))
     slow = TOLERANT.replace("SELECT ", "SELECT sleepEachRow(0.02) + ", 1)
@@ -264,6 +265,7 @@ def killed_in_a_round(broker: BrokerProcess, *records: tuple[str, str]) -> bool:
     return False
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("insert_ms", [NEVER_MS])
 def test_a_view_that_a_kill_leaves_without_rows_is_in_doubt_until_somebody_looks(
     slow_view: BrokerProcess,
@@ -311,6 +313,7 @@ def test_a_view_that_a_kill_leaves_without_rows_is_in_doubt_until_somebody_looks
         assert column(broker, sql) == values, "no record is missed, none comes twice"
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("insert_ms", [NEVER_MS])
 def test_a_view_is_not_in_doubt_after_a_kill_that_it_has_not_noticed(
     broker: BrokerProcess,

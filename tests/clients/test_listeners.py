@@ -91,7 +91,7 @@ def test_a_listener_on_all_addresses_must_be_advertised(tmp_path: Path) -> None:
         process.start()
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_brokers_of_a_cluster_are_reached_from_outside(cluster: Cluster, topic: str) -> None:
     target = topic_on_all(cluster, topic, 8)
     inside = {broker.kafka for broker in cluster.brokers}

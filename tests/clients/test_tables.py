@@ -6,20 +6,29 @@ import json
 import signal
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import confluent_kafka
 import pytest
 
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
+from tests.support.schemas import Schemas
 from tests.support.typed_tables import SETTINGS, TypedTables
 from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TypedTables]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("tables") / "data", SETTINGS)
+def schemas() -> Iterator[Schemas]:
+    """A schema registry."""
+    made = Schemas()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory, schemas: Schemas) -> Iterator[TypedTables]:
+    settings = {**SETTINGS, "schema_registry": schemas.url}
+    broker = BrokerProcess(tmp_path_factory.mktemp("tables") / "data", settings)
     broker.start()
     yield TypedTables(broker)
     broker.stop()
@@ -208,35 +217,34 @@ def test_a_replay_that_is_not_waited_for_returns_at_once(tables: TypedTables) ->
 
 
 def test_a_replay_that_no_broker_takes_ends_after_its_timeout_or_by_ctrl_c_and_stays_asked_for(
-    tmp_path: Path,
+    tables: TypedTables,
 ) -> None:
-    with BrokerProcess(tmp_path / "data", SETTINGS) as broker:
-        tables = TypedTables(broker)
-        create_topic(broker.kafka, "alone", 1)
-        tables("create", "alone.t", "--topic", "alone", "--columns", "n UInt8")
-        tables.produce("alone", '{"n": 900}')
-        tables.await_fed("alone.t", 1)
-        tables.sql("RENAME TABLE alone.t TO alone.away")  # the broker retries for ever
+    create_topic(tables.broker.kafka, "alone", 1)
+    tables("create", "alone.t", "--topic", "alone", "--columns", "n UInt8")
+    tables.produce("alone", '{"n": 900}')
+    tables.await_fed("alone.t", 1)
+    tables.sql("RENAME TABLE alone.t TO alone.away")  # the broker retries for ever
 
-        refused = tables.refused("replay", "alone.t", "--timeout", "1")
-        assert "no broker has parsed dead letters of alone.t, and 1 wait" in refused
+    refused = tables.refused("replay", "alone.t", "--timeout", "1")
+    assert "no broker has parsed dead letters of alone.t, and 1 wait" in refused
 
-        # One line for all its attempts.
-        assert broker.log().count("feed alone.t failed, and is retried: there is no table") == 1
+    # One line for all its attempts.
+    failed = "feed alone.t failed, and is retried: there is no table"
+    assert tables.broker.printed().count(failed) == 1
 
-        asked = "SELECT max(version) AS last FROM brokerhouse.table_feed_versions"
-        before = tables.sql(asked)
-        waiting = tables.begun("replay", "alone.t")
-        until(lambda: tables.sql(asked) != before, "another replay was asked for")
-        waiting.send_signal(signal.SIGINT)
-        assert waiting.wait(60) == 130
-        assert waiting.stderr is not None
-        assert waiting.stderr.read() == "the broker goes on with the replay of alone.t\n"
+    asked = "SELECT max(version) AS last FROM brokerhouse.table_feed_versions"
+    asked += " WHERE name = 'alone.t'"
+    before = tables.sql(asked)
+    waiting = tables.begun("replay", "alone.t")
+    until(lambda: tables.sql(asked) != before, "another replay was asked for")
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait(60) == 130
+    assert waiting.stderr is not None
+    assert waiting.stderr.read() == "the broker goes on with the replay of alone.t\n"
 
-        tables.sql("ALTER TABLE alone.away MODIFY COLUMN n UInt16")
-        tables.sql("RENAME TABLE alone.away TO alone.t")
-        tables.await_rows("alone.t", 1)
-        broker.stop()
+    tables.sql("ALTER TABLE alone.away MODIFY COLUMN n UInt16")
+    tables.sql("RENAME TABLE alone.away TO alone.t")
+    tables.await_rows("alone.t", 1)
 
 
 def test_a_dead_letter_pauses_a_feed_that_is_to_stop(tables: TypedTables) -> None:
@@ -314,7 +322,7 @@ def test_where_a_feed_begins(tables: TypedTables) -> None:
 
 
 def test_a_topic_that_is_missing_is_made_where_bootstrap_says(
-    tables: TypedTables, tmp_path: Path
+    tables: TypedTables,
 ) -> None:
     create = ("create", "made.t", "--topic", "made", "--topic", "too", "--columns", "id UInt8")
     tables(*create, "--create-topics", "--bootstrap", tables.broker.kafka)
@@ -429,16 +437,46 @@ def test_a_definition_that_is_written_by_hand_cannot_do_more_than_its_writer(
     until(lambda: why in tables.broker.log(before), "the broker says what is wrong")
 
 
-def test_a_feed_goes_on_after_a_restart(tmp_path: Path) -> None:
-    broker = BrokerProcess(tmp_path / "data", SETTINGS)
-    with broker:
-        tables = TypedTables(broker)
-        create_topic(broker.kafka, "kept", 1)
-        tables("create", "kept.t", "--topic", "kept", "--columns", "id UInt64")
-        tables.produce("kept", '{"id": 1}')
-        tables.await_rows("kept.t", 1)
-        broker.restart()
-        tables.produce("kept", '{"id": 2}')
-        tables.await_rows("kept.t", 2)
-        assert tables.sql("SELECT id FROM kept.t ORDER BY id") == [{"id": 1}, {"id": 2}]
-        broker.stop()
+def test_a_feed_goes_on_after_a_restart(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "kept", 1)
+    tables("create", "kept.t", "--topic", "kept", "--columns", "id UInt64")
+    tables.produce("kept", '{"id": 1}')
+    tables.await_rows("kept.t", 1)
+    tables.broker.restart()
+    tables.produce("kept", '{"id": 2}')
+    tables.await_rows("kept.t", 2)
+    assert tables.sql("SELECT id FROM kept.t ORDER BY id") == [{"id": 1}, {"id": 2}]
+
+
+AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+PROTOBUF = 'syntax = "proto3"; message Order { int64 id = 1; }'
+
+
+@pytest.mark.parametrize(
+    ("form", "number", "schema", "kind", "message"),
+    [
+        # The message: in Avro a zigzag number; in Protobuf the first message of the schema,
+        # field 1 as a varint, and the number.
+        ("avro", 1, json.dumps(AVRO), "AVRO", b"\x0e"),
+        ("protobuf", 2, PROTOBUF, "PROTOBUF", b"\0\x08\x07"),
+    ],
+)
+def test_a_table_is_filled_by_the_schemas_of_a_registry(
+    tables: TypedTables,
+    schemas: Schemas,
+    form: str,
+    number: int,
+    schema: str,
+    kind: str,
+    message: bytes,
+) -> None:
+    schemas.add_text(number, schema, schemaType=kind)
+    topic, name = f"by-{form}", f"registered.{form}"
+    create_topic(tables.broker.kafka, topic, 1)
+    tables("create", name, "--topic", topic, "--input-format", form, "--columns", "id UInt64")
+    producer = confluent_kafka.Producer({"bootstrap.servers": tables.broker.kafka})
+    producer.produce(topic, b"\0" + number.to_bytes(4, "big") + message)
+    assert producer.flush(60) == 0
+    tables.await_fed(name, 1)
+
+    assert tables.sql(f"SELECT id FROM {name}") == [{"id": 7}]

@@ -18,6 +18,7 @@ from tests.support.wire import Wire
 BATCH, BATCHES = 50_000, 84
 """4.2 million records: more than a broker leaves uncounted when few come."""
 COMMITTED = 7
+pytestmark = pytest.mark.test_all
 
 
 @pytest.fixture

@@ -48,6 +48,9 @@ def _parts(server: BrokerProcess) -> None:
         "CREATE TABLE default.gone (a Int8) ENGINE = MergeTree ORDER BY a",
         "INSERT INTO default.gone VALUES (1)",
         "ALTER TABLE default.gone DETACH PARTITION tuple()",
+        "CREATE TABLE default.dropped (a Int8) ENGINE = MergeTree ORDER BY a",
+        "INSERT INTO default.dropped VALUES (1)",
+        "DROP TABLE default.dropped",
     ):
         write(server, sql)
 
@@ -62,12 +65,21 @@ def columns(server: BrokerProcess) -> dict[str, list[str]]:
     return dict(json.loads(line) for line in text.splitlines())
 
 
-def test_it_is_decided_for_every_table_of_the_engine(server: BrokerProcess) -> None:
+def test_it_is_decided_for_every_table_of_the_engine(
+    server: BrokerProcess,
+) -> None:
     tables = columns(server)
     assert set(tables) - SHOWN_TABLES - PRIVATE_COLUMNS.keys() == _HIDDEN & tables.keys()
     assert not _HIDDEN & _KNOWN
     for table, private in PRIVATE_COLUMNS.items():
         assert private <= set(tables[table])
+    paths = {
+        f"{table}.{name}"
+        for table in _KNOWN
+        for name in set(tables[table]) - PRIVATE_COLUMNS.get(table, set())
+        if "path" in name
+    }
+    assert paths == {"licenses.license_path"}  # of ClickHouse's sources
 
 
 def test_a_reader_sees_no_path_and_no_host_in_any_table(

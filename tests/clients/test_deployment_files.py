@@ -59,7 +59,7 @@ def test_the_image_listens_on_all_addresses_and_exposes_these_ports() -> None:
     [(DOCKER / "single.yml", 1), (PROJECT / "docker-compose.yml", 2)],
     ids=["single.yml", "docker-compose.yml"],
 )
-def test_brokers_in_containers_are_reached_by_containers_and_by_the_machine(
+def test_brokers_in_containers_are_reachable_from_containers_and_from_the_machine(
     path: Path, brokers: int
 ) -> None:
     services = re.split(r"^  (?=\S)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -79,7 +79,7 @@ def test_brokers_in_containers_are_reached_by_containers_and_by_the_machine(
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_variable_of_the_environment_sets_something(path: Path) -> None:
+def test_every_variable_in_the_files_is_one_of_a_setting(path: Path) -> None:
     named = set(re.findall(r"BROKERHOUSE_[A-Z_]+", path.read_text(encoding="utf-8")))
     known = {config_sources.environment_variable(name) for name in config.Settings.model_fields}
     assert named <= known

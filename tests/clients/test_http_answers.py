@@ -119,7 +119,7 @@ def test_a_long_answer_goes_through_in_constant_memory(server: BrokerProcess, mi
     assert peak_bytes(server) - before < 100 * MIB
 
 
-def test_a_slow_reader_holds_the_query_back(server: BrokerProcess) -> None:
+def test_a_query_waits_for_a_slow_reader(server: BrokerProcess) -> None:
     connection = connect(server)
     response = send(
         connection, "SELECT number AS slow_reader, repeat('x', 1000) FROM system.numbers"

@@ -31,7 +31,7 @@ def out_of(body: bytes) -> bytes:
 
 @pytest.mark.parametrize("waits", ["0", "1"])
 @pytest.mark.parametrize("rows", [0, 1, 500_000])  # four blocks
-def test_an_answer_comes_in_blocks_that_are_its_bytes(
+def test_the_blocks_of_an_answer_decompress_to_its_bytes(
     server: BrokerProcess, rows: int, waits: str
 ) -> None:
     sql = f"SELECT number FROM numbers({rows}) FORMAT RowBinary"
@@ -51,7 +51,7 @@ def test_an_answer_has_the_method_that_the_client_names(server: BrokerProcess, m
     assert out_of(answer.body) == ask(server, sql).body
 
 
-def test_blocks_go_into_the_content_coding(server: BrokerProcess) -> None:
+def test_blocks_are_encoded_again_by_the_content_coding(server: BrokerProcess) -> None:
     answer = ask(
         server, "SELECT 1", compress="1", headers={"Accept-Encoding": "gzip"},
         enable_http_compression="1",
@@ -110,7 +110,7 @@ def test_a_long_answer_goes_out_in_constant_memory(server: BrokerProcess, mib: i
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_body_in_blocks_is_read(server: BrokerProcess, table: str, method: str) -> None:
+def test_a_body_in_blocks_is_inserted(server: BrokerProcess, table: str, method: str) -> None:
     rows = b"".join(b"%d,row %d\n" % (n, n) for n in range(300_000))
     insert = f"INSERT INTO {table} FORMAT CSV"
     for body, query in (
@@ -126,7 +126,7 @@ def test_a_body_in_blocks_is_read(server: BrokerProcess, table: str, method: str
     assert ask(server, in_blocks(b"SELECT 1", method), decompress="1").body == b"1\n"
 
 
-def test_blocks_may_stand_within_a_content_encoding(server: BrokerProcess) -> None:
+def test_blocks_within_a_content_encoding_are_decoded(server: BrokerProcess) -> None:
     body = gzip.compress(in_blocks(b"SELECT 1"))
     answer = ask(server, body, headers={"Content-Encoding": "gzip"}, decompress="1")
     assert answer.body == b"1\n"

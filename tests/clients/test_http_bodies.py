@@ -134,7 +134,7 @@ DECODE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("coding", ENCODE)
-def test_a_request_may_be_encoded(server: BrokerProcess, table: str, coding: str) -> None:
+def test_an_encoded_body_is_decoded(server: BrokerProcess, table: str, coding: str) -> None:
     rows = b"".join(b"%d,%d\n" % (n, random.getrandbits(64)) for n in range(50_000))
     body = ENCODE[coding](f"INSERT INTO {table} FORMAT CSV\n".encode() + rows)
     headers = {**WRITER, "Content-Encoding": coding}
@@ -148,7 +148,7 @@ def test_a_request_may_be_encoded(server: BrokerProcess, table: str, coding: str
 
 @pytest.mark.parametrize("coding", ENCODE)
 @pytest.mark.parametrize("damage", ["garbage", "cut", "trailing"])
-def test_a_body_that_is_not_what_it_says_is_refused(
+def test_a_body_that_does_not_match_its_content_encoding_is_refused(
     server: BrokerProcess, table: str, coding: str, damage: str
 ) -> None:
     rows = b"".join(b"%d,%d\n" % (n, random.getrandbits(64)) for n in range(50_000))
@@ -171,7 +171,7 @@ FASTEST: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("coding", ENCODE)
-def test_a_bomb_costs_no_memory(server: BrokerProcess, coding: str) -> None:
+def test_a_compression_bomb_costs_no_memory(server: BrokerProcess, coding: str) -> None:
     bomb = FASTEST[coding](b"SELECT " + b" " * (250 * MIB) + b"1")
     before = peak_bytes(server)
     answer = ask(server, bomb, headers={"Content-Encoding": coding})

@@ -68,7 +68,7 @@ HOLDING = {
 
 
 @pytest.mark.parametrize("sent", HOLDING.values(), ids=HOLDING.keys())
-def test_held_connections_keep_nobody_out(
+def test_connections_that_are_held_open_keep_nobody_out(
     server: BrokerProcess, held: ExitStack, sent: bytes
 ) -> None:
     for _ in range(HELD):
@@ -122,7 +122,9 @@ def impatient(tmp_path: Path) -> Iterator[BrokerProcess]:
         yield process
 
 
-def test_what_arrives_too_slowly_is_ended(impatient: BrokerProcess, held: ExitStack) -> None:
+def test_requests_that_arrive_too_slowly_are_ended_except_of_the_writer(
+    impatient: BrokerProcess, held: ExitStack
+) -> None:
     """Each connection sends one more byte five times a second, so that none is silent."""
     server = impatient
     limits = {
@@ -172,7 +174,9 @@ def _still_open(connection: socket.socket, byte: bytes) -> bool:
     return True
 
 
-def test_one_address_leaves_a_turn_to_another(server: BrokerProcess, held: ExitStack) -> None:
+def test_queries_of_one_address_leave_a_turn_to_another(
+    server: BrokerProcess, held: ExitStack
+) -> None:
     sql = "SELECT sum(cityHash64(number)) FROM system.numbers"
     for _ in range(120):  # more than wait for their turn
         held.enter_context(opened(server)).sendall(post(sql))

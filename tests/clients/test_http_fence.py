@@ -195,7 +195,7 @@ def test_limits_cannot_be_lifted(server: BrokerProcess, setting: str) -> None:
         assert answer.code in (452, 164), answer.text
 
 
-def test_what_holds_anyway_can_be_asked_for(server: BrokerProcess) -> None:
+def test_readonly_may_be_set_to_the_value_that_it_has(server: BrokerProcess) -> None:
     for level in ("1", "2"):
         assert ask(server, "SELECT 1", readonly=level).text == "1\n"
         assert ask(server, "DROP TABLE messages", readonly=level).code == 497

@@ -117,7 +117,7 @@ def test_what_does_not_fit_into_memory_goes_to_the_disk_up_to_a_total(
     assert ask(server, "SELECT 1", min_free_disk_space_for_temporary_data=0).code == 452
 
 
-def test_results_that_wait_have_a_total(small: BrokerProcess) -> None:
+def test_results_that_wait_for_their_reader_have_a_total_size(small: BrokerProcess) -> None:
     server = small
     held = connect(server)
     sql = "SELECT repeat('x', 1000000) FROM numbers(6)"
@@ -262,7 +262,9 @@ def test_a_query_ends_with_its_client(server: BrokerProcess, request_of: bytes) 
 
 
 @pytest.mark.parametrize("behind", BEHIND.values(), ids=BEHIND)
-def test_a_query_ends_with_its_client_behind(server: BrokerProcess, behind: bytes) -> None:
+def test_a_query_with_requests_waiting_after_it_ends_with_its_client(
+    server: BrokerProcess, behind: bytes
+) -> None:
     connection = raw_connection(server)
     connection.settimeout(2)
     connection.sendall(post(ENDLESS))
@@ -369,7 +371,7 @@ def cpu_s(server: BrokerProcess) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_statements_that_are_not_complete_have_a_total(small: BrokerProcess) -> None:
+def test_incomplete_statements_have_a_total_size(small: BrokerProcess) -> None:
     server = small
     part = post("SELECT 1" + " " * 3_000_000, path="/?max_query_size=4000000")[:-1000]
     connections = []
@@ -388,7 +390,7 @@ def test_statements_that_are_not_complete_have_a_total(small: BrokerProcess) -> 
     until(lambda: ask(server, "SELECT 1").status == 200)
 
 
-def test_a_session_holds_only_so_much(server: BrokerProcess) -> None:
+def test_a_session_that_holds_too_much_refuses_more(server: BrokerProcess) -> None:
     value = "x" * 100_000
     for n in range(2):
         read(server, f"SET param_a{n} = '{value}'", session_id="held")
@@ -405,7 +407,7 @@ def test_a_statement_with_a_very_large_tree_is_refused(server: BrokerProcess) ->
     assert read(server, f"SELECT {deep}") == "400\n"
 
 
-def test_tables_that_come_with_a_query_take_of_its_memory(small: BrokerProcess) -> None:
+def test_tables_sent_with_a_query_count_as_its_memory(small: BrokerProcess) -> None:
     server = small
 
     def count(size: int) -> Answer:
@@ -428,7 +430,7 @@ def test_tables_that_come_with_a_query_take_of_its_memory(small: BrokerProcess) 
 # --- connections
 
 
-def test_only_so_many_connections_are_open(own_server: OwnServer) -> None:
+def test_a_connection_above_the_limit_closes_the_one_idle_longest(own_server: OwnServer) -> None:
     server = own_server(http_max_connections="3")
     connections = [raw_connection(server) for _ in range(3)]
     for connection in connections:

@@ -87,7 +87,7 @@ def test_a_wrong_session_timeout_is_refused(server: BrokerProcess, timeout: str)
 
 
 @pytest.mark.test_all
-def test_sessions_are_bounded(
+def test_sessions_with_settings_are_limited_in_number(
     own_server: Callable[..., BrokerProcess],
 ) -> None:
     server = own_server()

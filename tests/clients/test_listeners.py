@@ -51,7 +51,7 @@ def addresses(wire: Wire, group: str) -> set[tuple[str, int]]:
     return {(one.host, one.port) for one in everything}
 
 
-def test_each_listener_tells_its_own_addresses(two_listeners: BrokerProcess) -> None:
+def test_each_listener_answers_with_its_own_addresses(two_listeners: BrokerProcess) -> None:
     for address, host in zip(
         two_listeners.kafka.split(","), ("127.0.0.1", "localhost"), strict=True
     ):

@@ -164,7 +164,7 @@ def test_kafkas_formatters_show_offsets_and_groups(
         assert member["memberId"] == value["leader"] == consumer.member_id
 
 
-def test_a_monitor_hears_of_every_commit_at_once_with_dense_offsets(
+def test_a_monitor_reads_every_commit_at_once_with_dense_offsets(
     broker: BrokerProcess, monitor: Callable[..., Monitor], topic: str
 ) -> None:
     Kcat().produce(broker.kafka, topic, [Record(b"k", b"v")])
@@ -186,7 +186,7 @@ def test_a_monitor_hears_of_every_commit_at_once_with_dense_offsets(
 
 
 @pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.test_all)])
-def test_a_monitor_goes_on_after_a_restart_with_all_that_is_current(
+def test_a_monitor_reads_the_current_offsets_again_after_a_restart(
     restartable: BrokerProcess, topic: str, end: str
 ) -> None:
     broker = restartable
@@ -206,7 +206,9 @@ def test_a_monitor_goes_on_after_a_restart_with_all_that_is_current(
     one.consumer.close()
 
 
-def test_it_can_be_read_in_a_group_that_commits(restartable: BrokerProcess, topic: str) -> None:
+def test_a_group_can_read_the_offsets_topic_and_commit(
+    restartable: BrokerProcess, topic: str
+) -> None:
     broker = restartable
     Kcat().produce(broker.kafka, topic, [Record(b"k", b"v")])
     commit(broker.kafka, "g", topic, 1)
@@ -239,7 +241,7 @@ def test_it_can_be_read_in_a_group_that_commits(restartable: BrokerProcess, topi
     assert committed(partition) == next_offset
 
 
-def test_it_is_found_by_its_name_and_in_lists(broker: BrokerProcess) -> None:
+def test_the_offsets_topic_is_described_by_name_and_listed(broker: BrokerProcess) -> None:
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     described = admin.list_topics(OFFSETS, timeout=LIMIT_S).topics[OFFSETS]
     assert described.error is None
@@ -252,7 +254,9 @@ def test_it_is_found_by_its_name_and_in_lists(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.one_broker("makes a topic of its own, and lists all")
-def test_kafka_topics_lists_it_unless_internal_topics_are_left_out(run: Tools, topic: str) -> None:
+def test_kafka_topics_lists_the_offsets_topic_unless_internal_topics_are_excluded(
+    run: Tools, topic: str
+) -> None:
     run(TOPICS, "--create", "--topic", topic)
     assert {OFFSETS, topic} <= set(run(TOPICS, "--list").split())
     without = set(run(TOPICS, "--list", "--exclude-internal").split())
@@ -261,7 +265,7 @@ def test_kafka_topics_lists_it_unless_internal_topics_are_left_out(run: Tools, t
 
 
 @pytest.mark.parametrize("with_internal", [True, False])
-def test_a_regular_expression_matches_it_where_the_client_asks_for_internal_topics(
+def test_a_subscription_by_pattern_has_the_offsets_topic_unless_the_client_excludes_it(
     broker: BrokerProcess, topic: str, with_internal: bool
 ) -> None:
     """librdkafka matches internal topics, as it does on Kafka, unless they are in its blacklist."""
@@ -296,7 +300,7 @@ def refusals(admin: AdminClient, name: str) -> Iterator[Any]:
     yield admin.delete_records([TopicPartition(name, 0, 1)])[TopicPartition(name, 0, 1)]
 
 
-def test_nobody_can_write_to_it_or_change_it(broker: BrokerProcess) -> None:
+def test_nobody_can_write_to_the_offsets_topic_or_change_it(broker: BrokerProcess) -> None:
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     for future in refusals(admin, OFFSETS):
         with pytest.raises(KafkaException) as refused:
@@ -309,7 +313,7 @@ def test_nobody_can_write_to_it_or_change_it(broker: BrokerProcess) -> None:
     assert [error.code() for error in told] == [confluent_kafka.KafkaError.TOPIC_EXCEPTION]
 
 
-def test_such_a_topic_is_never_made_by_accident(broker: BrokerProcess) -> None:
+def test_producing_to_an_internal_topic_does_not_create_it(broker: BrokerProcess) -> None:
     told: list[Any] = []
     names = (OFFSETS, "__transaction_state")
     producer = Producer({"bootstrap.servers": broker.kafka, "message.timeout.ms": 3000})

@@ -127,7 +127,7 @@ def test_a_table_that_cannot_be_filled_gets_no_feed(
     assert topic not in tables("list")
 
 
-def test_pause_resume_replay_and_drop(tables: TypedTables) -> None:
+def test_a_feed_is_paused_resumed_replayed_and_dropped(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "steps", 1)
     tables("create", "steps.t", "--topic", "steps", "--columns", "id UInt64, n UInt8")
     tables.produce("steps", '{"id": 1, "n": 1}', '{"id": 2, "n": 999}')
@@ -171,7 +171,7 @@ def counts(tables: TypedTables, feed: str) -> tuple[int, int]:
     return listed["rows"], listed["dead_letters"]
 
 
-def test_after_a_replay_list_and_describe_count_its_rows_and_what_is_dead_now(
+def test_list_and_describe_count_rows_and_dead_letters_after_a_replay(
     tables: TypedTables,
 ) -> None:
     create_topic(tables.broker.kafka, "mended", 2)
@@ -190,7 +190,7 @@ def test_after_a_replay_list_and_describe_count_its_rows_and_what_is_dead_now(
     assert counts(tables, "mended.t") == (4, 1)
 
 
-def test_a_replay_of_a_paused_feed_says_so_and_happens_when_it_is_resumed(
+def test_a_replay_of_a_paused_feed_happens_when_the_feed_is_resumed(
     tables: TypedTables,
 ) -> None:
     create_topic(tables.broker.kafka, "held", 1)
@@ -205,7 +205,7 @@ def test_a_replay_of_a_paused_feed_says_so_and_happens_when_it_is_resumed(
     tables.await_rows("held.t", 1)
 
 
-def test_a_replay_that_is_not_waited_for_returns_at_once(tables: TypedTables) -> None:
+def test_a_replay_with_no_wait_returns_at_once(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "later", 1)
     tables("create", "later.t", "--topic", "later", "--columns", "n UInt8")
     tables.produce("later", '{"n": 900}')
@@ -216,7 +216,7 @@ def test_a_replay_that_is_not_waited_for_returns_at_once(tables: TypedTables) ->
     assert asked == "asked for the dead letters again: later.t\n"
 
 
-def test_a_replay_that_no_broker_takes_ends_after_its_timeout_or_by_ctrl_c_and_stays_asked_for(
+def test_a_replay_that_cannot_happen_ends_by_timeout_or_ctrl_c_and_happens_later(
     tables: TypedTables,
 ) -> None:
     create_topic(tables.broker.kafka, "alone", 1)
@@ -247,7 +247,7 @@ def test_a_replay_that_no_broker_takes_ends_after_its_timeout_or_by_ctrl_c_and_s
     tables.await_rows("alone.t", 1)
 
 
-def test_a_dead_letter_pauses_a_feed_that_is_to_stop(tables: TypedTables) -> None:
+def test_a_dead_letter_pauses_a_feed_with_stop_on_error(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "strict", 1)
     tables("create", "strict.t", "--topic", "strict", "--columns", "id UInt8", "--stop-on-error")
     tables.produce("strict", '{"id": 1}', '{"id": "x"}')
@@ -258,7 +258,7 @@ def test_a_dead_letter_pauses_a_feed_that_is_to_stop(tables: TypedTables) -> Non
     )
 
 
-def test_a_table_that_exists_is_filled_as_it_is(tables: TypedTables) -> None:
+def test_a_feed_fills_a_table_that_exists_already(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "given", 1)
     tables.sql("CREATE DATABASE given")
     tables.sql(
@@ -294,7 +294,7 @@ def test_only_committed_records_become_rows(tables: TypedTables) -> None:
     assert tables.sql("SELECT id FROM paid.t ORDER BY id") == [{"id": 0}, {"id": 2}]
 
 
-def test_where_a_feed_begins(tables: TypedTables) -> None:
+def test_a_feed_begins_at_the_latest_offset_or_at_a_time(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "begun", 1)
     tables.produce("begun", '{"id": 1}')
     until(lambda: tables.sql("SELECT now64(3) > max(timestamp) AS ok FROM brokerhouse.messages"
@@ -321,7 +321,7 @@ def test_where_a_feed_begins(tables: TypedTables) -> None:
         assert tables.sql(f"SELECT id FROM {table}") == [{"id": 2}]
 
 
-def test_a_topic_that_is_missing_is_made_where_bootstrap_says(
+def test_create_topics_creates_missing_topics_on_the_broker_of_bootstrap(
     tables: TypedTables,
 ) -> None:
     create = ("create", "made.t", "--topic", "made", "--topic", "too", "--columns", "id UInt8")
@@ -358,7 +358,7 @@ def test_a_topic_that_is_missing_is_made_where_bootstrap_says(
         (["describe", "x.t"], "there is no feed x.t"),
     ],
 )
-def test_what_cannot_work_is_one_sentence(
+def test_commands_that_cannot_work_end_with_one_sentence(
     tables: TypedTables, arguments: list[str], sentence: str
 ) -> None:
     if not tables.sql("SELECT 1 FROM brokerhouse.topics WHERE name = 'bad'"):
@@ -390,7 +390,9 @@ def test_a_new_table_may_keep_the_latest_row_of_each_key(tables: TypedTables) ->
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b.c", "a.`b`", "a.b;c", ".t", "1.t"])
-def test_a_name_is_database_and_table(tables: TypedTables, name: str) -> None:
+def test_a_feed_name_that_is_not_database_and_table_is_refused(
+    tables: TypedTables, name: str
+) -> None:
     result = tables.usage_error("pause", name)
 
     assert "is not DATABASE.TABLE" in result

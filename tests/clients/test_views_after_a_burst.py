@@ -54,7 +54,7 @@ def seen(broker: BrokerProcess) -> list[int]:
     return [int(number) for numbers in row.values() for number in numbers]
 
 
-def test_views_are_exact_before_while_and_after_a_part_of_a_minute_is_counted(
+def test_views_are_exact_while_a_broker_counts_a_part_of_a_minute(
     broker: BrokerProcess,
 ) -> None:
     batch = plain(*[b"five!"] * BATCH).data

@@ -106,10 +106,24 @@ def closed_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-@pytest.fixture(scope="module")
+SQL_MEMORY_BYTES = str(1 << 30)
+
+
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all tests that only ask it by SQL, each with tables of its own."""
     process = broker_with_writer(
-        tmp_path_factory.mktemp("sql") / "data", sql_max_memory_bytes="1073741824"
+        tmp_path_factory.mktemp("sql") / "data", sql_max_memory_bytes=SQL_MEMORY_BYTES
+    )
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="module")
+def fresh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A `server` for tests that measure its memory, which grew for no other file's tests."""
+    process = broker_with_writer(
+        tmp_path_factory.mktemp("sql") / "data", sql_max_memory_bytes=SQL_MEMORY_BYTES
     )
     yield process
     process.stop()
@@ -123,6 +137,6 @@ def own_server(own_broker: Callable[..., BrokerProcess]) -> Callable[..., Broker
 
 @pytest.fixture
 def table(server: BrokerProcess, request: pytest.FixtureRequest) -> str:
-    name = re.sub(r"\W", "_", request.node.name)[:100]
+    name = "of_" + re.sub(r"\W", "_", f"{request.path.stem}_{request.node.name}")[-120:]
     write(server, f"CREATE TABLE default.{name} (a Int64, b String) ENGINE = MergeTree ORDER BY a")
     return f"default.{name}"

@@ -79,7 +79,7 @@ def test_config_prints_every_setting_with_default_unit_and_meaning() -> None:
         assert line.split() == " ".join(expected).split()
 
 
-def test_config_shows_what_is_set_and_where(tmp_path: Path) -> None:
+def test_config_shows_values_and_where_they_were_set(tmp_path: Path) -> None:
     path = tmp_path / "broker.toml"
     path.write_text("lanes = 3\n")
     printed = output("config", "--config", str(path), "--json", BROKERHOUSE_LINGER_MS="5")
@@ -206,7 +206,7 @@ def test_a_topic_is_created_listed_described_and_deleted(
     assert topic not in output("topics", "list", *to)
 
 
-def test_a_topic_has_as_many_partitions_as_the_broker_says_unless_told(
+def test_topics_create_without_partitions_takes_the_number_of_the_broker(
     broker: BrokerProcess, topic: str
 ) -> None:
     created = output("topics", "create", topic, BROKERHOUSE_BOOTSTRAP=broker.kafka)
@@ -214,7 +214,7 @@ def test_a_topic_has_as_many_partitions_as_the_broker_says_unless_told(
 
 
 @pytest.mark.parametrize("arguments", [["describe"], ["delete"]])
-def test_a_topic_that_does_not_exist_is_named_and_not_made(
+def test_describing_or_deleting_an_unknown_topic_names_it_and_does_not_create_it(
     broker: BrokerProcess, arguments: list[str], topic: str
 ) -> None:
     to = ("--bootstrap", broker.kafka)
@@ -223,7 +223,7 @@ def test_a_topic_that_does_not_exist_is_named_and_not_made(
     assert topic not in output("topics", "list", *to)
 
 
-def test_what_the_broker_refuses_is_told(broker: BrokerProcess, topic: str) -> None:
+def test_topics_create_prints_why_the_broker_refuses(broker: BrokerProcess, topic: str) -> None:
     to = ("--bootstrap", broker.kafka)
     output("topics", "create", topic, *to)
     assert f"topic {topic}: " in complaint(1, "topics", "create", topic, *to)
@@ -235,7 +235,7 @@ def test_what_the_broker_refuses_is_told(broker: BrokerProcess, topic: str) -> N
 # tail
 
 
-def test_tail_prints_what_is_there_and_ends(
+def test_tail_with_exit_at_end_prints_the_records_and_ends(
     broker: BrokerProcess, topic: str, produce: Callable[..., None]
 ) -> None:
     produce(topic, b"plain", timestamp_ms=1_750_000_000_123)
@@ -276,7 +276,7 @@ def test_tail_as_json_loses_nothing(
     assert (third["key"], third["value"]) == ("", None)
 
 
-def test_tail_starts_where_it_is_told(
+def test_tail_starts_at_the_given_offset(
     broker: BrokerProcess, topic: str, produce: Callable[..., None]
 ) -> None:
     to = ("--exit-at-end", "--bootstrap", broker.kafka)
@@ -367,7 +367,7 @@ def test_tail_ends_when_its_topic_is_deleted(
     assert complaints == f"Error: topic {topic} does not exist\n"
 
 
-def test_tail_of_a_topic_that_does_not_exist_fails_and_does_not_make_it(
+def test_tail_of_an_unknown_topic_fails_and_does_not_create_it(
     broker: BrokerProcess, topic: str
 ) -> None:
     to = ("--bootstrap", broker.kafka)
@@ -379,7 +379,7 @@ def test_tail_of_a_topic_that_does_not_exist_fails_and_does_not_make_it(
 
 
 @pytest.mark.one_broker("a cluster has its SQL interface in its shards")
-def test_sql_prints_tab_separated_lines_where_no_terminal_is(broker: BrokerProcess) -> None:
+def test_sql_without_a_terminal_prints_tab_separated_lines(broker: BrokerProcess) -> None:
     query = "SELECT number AS n, 'it''s' AS text, NULL AS nothing FROM numbers(2)"
     printed = output("sql", query, "--http", broker.http_url, how=in_a_process)
     assert printed == "n\ttext\tnothing\n0\tit\\'s\t\\N\n1\tit\\'s\t\\N\n"
@@ -396,7 +396,7 @@ def test_sql_draws_a_table_on_a_terminal(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.one_broker("a cluster has its SQL interface in its shards")
-def test_sql_on_a_terminal_stops_a_table_that_nobody_can_read(broker: BrokerProcess) -> None:
+def test_sql_on_a_terminal_prints_only_the_first_1000_rows(broker: BrokerProcess) -> None:
     query = "SELECT number FROM numbers(1000000000)"
     printed = on_a_terminal("sql", query, "--http", broker.http_url)
     assert len(printed.splitlines()) < 1100
@@ -415,7 +415,7 @@ def test_sql_prints_any_format_of_clickhouse(
 
 
 @pytest.mark.one_broker("a cluster has its SQL interface in its shards")
-def test_a_format_in_the_query_itself_wins(broker: BrokerProcess) -> None:
+def test_sql_prints_the_format_that_the_query_names(broker: BrokerProcess) -> None:
     query = "SELECT 1 AS one FORMAT CSV"
     assert output("sql", query, "--http", broker.http_url) == "1\n"
     assert on_a_terminal("sql", query, "--http", broker.http_url) == "1\n"
@@ -437,7 +437,7 @@ def test_sql_finds_the_log_without_a_database_name(
 
 
 @pytest.mark.one_broker("a cluster has its SQL interface in its shards")
-def test_an_error_of_sql_is_one_sentence(broker: BrokerProcess) -> None:
+def test_sql_prints_an_error_as_one_sentence(broker: BrokerProcess) -> None:
     text = complaint(1, "sql", "SELECT * FROM nowhere", "--http", broker.http_url)
     assert "UNKNOWN_TABLE" in text
     assert "nowhere" in text
@@ -445,7 +445,7 @@ def test_an_error_of_sql_is_one_sentence(broker: BrokerProcess) -> None:
 
 @pytest.mark.one_broker("a cluster has its SQL interface in its shards")
 @pytest.mark.parametrize("form", ["CSV", "RowBinary"])
-def test_an_error_halfway_through_an_answer_is_one_sentence_too(
+def test_sql_prints_an_error_halfway_through_an_answer_as_one_sentence(
     broker: BrokerProcess, form: str
 ) -> None:
     query = "SELECT throwIf(number = 3000000, 'three million') FROM numbers(4000000)"
@@ -476,13 +476,13 @@ def test_sql_writes_with_a_password_and_only_reads_without(from_file: BrokerProc
     assert output("sql", "SELECT x FROM mine.numbers", "--http", own.http_url) == "x\n7\n"
 
 
-def test_a_sql_server_that_is_not_there_is_named(closed_port: int) -> None:
+def test_sql_names_a_server_that_refuses_connections(closed_port: int) -> None:
     text = complaint(1, "sql", "SELECT 1", "--http", f"127.0.0.1:{closed_port}")
     assert text.startswith(f"no SQL server at http://127.0.0.1:{closed_port}")
     assert "Connect call failed" not in text
 
 
-def test_the_command_says_its_version() -> None:
+def test_the_command_prints_its_version() -> None:
     assert output("--version").startswith("brokerhouse, version ")
 
 
@@ -495,7 +495,7 @@ def test_the_command_says_its_version() -> None:
         ["topics", "create", "t", "--config", "x"],
     ],
 )
-def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
+def test_a_wrong_command_line_ends_with_exit_code_2(arguments: list[str]) -> None:
     assert run(*arguments).returncode == 2
 
 

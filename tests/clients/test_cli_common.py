@@ -23,7 +23,9 @@ def filled(broker: BrokerProcess, topic: str) -> str:
     return topic
 
 
-def test_any_broker_of_a_list_will_do(broker: BrokerProcess, filled: str, closed_port: int) -> None:
+def test_commands_use_any_broker_of_a_list_that_answers(
+    broker: BrokerProcess, filled: str, closed_port: int
+) -> None:
     to = ("--bootstrap", f"127.0.0.1:{closed_port}, {broker.kafka}")
     assert filled in output("topics", "list", *to)
     output("groups", "reset-offsets", filled, "--topic", filled, "--to-latest", "--execute", *to)
@@ -49,7 +51,7 @@ def test_a_list_that_names_no_brokers_is_refused(brokers: str) -> None:
     assert "write HOST:PORT" in ended.stderr
 
 
-def test_topics_as_json(broker: BrokerProcess, filled: str) -> None:
+def test_topics_are_listed_and_described_as_json(broker: BrokerProcess, filled: str) -> None:
     to = ("--json", "--bootstrap", broker.kafka)
     listed = {each["topic"]: each for each in json.loads(output("topics", "list", *to))}
     described = json.loads(output("topics", "describe", filled, *to))
@@ -65,7 +67,7 @@ def test_topics_as_json(broker: BrokerProcess, filled: str) -> None:
     }
 
 
-def test_groups_as_json(broker: BrokerProcess, filled: str) -> None:
+def test_groups_are_listed_and_described_as_json(broker: BrokerProcess, filled: str) -> None:
     to = ("--bootstrap", broker.kafka)
     group = f"{filled} \x1b[31m"
     output("groups", "reset-offsets", group, "--topic", f"{filled}:1", "--to-offset", "1",

@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["killed", "stopped"])
-def test_every_command_goes_on_while_the_broker_that_it_needs_is_dead(
+def test_every_command_succeeds_while_the_broker_that_it_needs_is_dead(
     cluster: Cluster, topic: str, stopped: bool
 ) -> None:
     target = topic_on_all(cluster, topic, PARTITIONS)

@@ -192,7 +192,7 @@ def test_a_command_ends_within_its_timeout_when_no_broker_answers() -> None:
         assert f"{address} (no answer within 1 s)" in line
 
 
-def test_a_command_goes_on_with_the_next_broker_when_the_first_does_not_answer(
+def test_a_command_uses_the_next_broker_when_the_first_does_not_answer(
     broker: BrokerProcess, silent: Listening, topic: str
 ) -> None:
     to = ("--bootstrap", f"{silent.address},{broker.kafka}")
@@ -218,7 +218,7 @@ def test_a_command_goes_on_with_the_next_broker_when_the_first_does_not_answer(
         (2, ["produce", "nosuch", "no/such.jsonl"], "does not exist"),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_named(
+def test_a_command_names_the_topic_group_or_file_that_is_missing(
     broker: BrokerProcess, code: int, arguments: list[str], sentence: str
 ) -> None:
     assert sentence in told(code, *arguments, "--bootstrap", broker.kafka)
@@ -242,7 +242,7 @@ def test_a_settings_file_that_is_missing_is_named(arguments: list[str]) -> None:
     assert complaint(2, *arguments) == "no/such.toml cannot be read: No such file or directory"
 
 
-def test_json_that_cannot_be_read_is_shown_with_its_line(broker: BrokerProcess, topic: str) -> None:
+def test_produce_names_the_record_that_is_not_json(broker: BrokerProcess, topic: str) -> None:
     output("topics", "create", topic, "--bootstrap", broker.kafka)
     ended = run(
         "produce", topic, "--input-format", "json", "--bootstrap", broker.kafka,
@@ -316,7 +316,9 @@ def test_output_to_a_full_disk_fails_with_a_sentence(broker: BrokerProcess, comm
     some_always([name for name in WRITING if "failures" in name or name == "sql"], "tail", "sql"),
 )
 @pytest.mark.usefixtures("filled")
-def test_a_pipe_that_is_closed_ends_a_command_quietly(broker: BrokerProcess, command: str) -> None:
+def test_a_closed_pipe_ends_a_command_without_a_message(
+    broker: BrokerProcess, command: str
+) -> None:
     more = [word.format(kafka=broker.kafka, http=broker.http) for word in WRITING[command]]
     with started(*command.split(), *more, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -343,7 +345,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_a_server(silent: Listening, comman
         assert process.wait(LIMIT_S) == 130
 
 
-def test_a_wildcard_is_taken_for_this_machine(broker: BrokerProcess) -> None:
+def test_a_wildcard_address_is_taken_for_this_machine(broker: BrokerProcess) -> None:
     """As where the variables of a broker in a container are those of the commands."""
     kafka, http = (address.rpartition(":")[2] for address in (broker.kafka, broker.http))
     listed = output("topics", "list", BROKERHOUSE_BOOTSTRAP=f"0.0.0.0:{kafka}")
@@ -358,7 +360,7 @@ def test_a_wildcard_is_taken_for_this_machine(broker: BrokerProcess) -> None:
     assert line.startswith("Error: no broker at [::1]:1 ")
 
 
-def test_commands_do_not_read_where_a_broker_listens(
+def test_commands_ignore_the_variable_for_the_brokers_listeners(
     broker: BrokerProcess, closed_port: int
 ) -> None:
     listens = f"CONTAINERS://0.0.0.0:29092,MACHINE://127.0.0.1:{closed_port}"
@@ -366,5 +368,5 @@ def test_commands_do_not_read_where_a_broker_listens(
     assert listed == output("topics", "list", "--bootstrap", broker.kafka)
 
 
-def test_a_broker_ignores_the_variable_of_the_commands(tmp_path: Path) -> None:
+def test_settings_ignore_the_variable_for_the_commands_bootstrap(tmp_path: Path) -> None:
     assert "bootstrap" not in output("config", BROKERHOUSE_BOOTSTRAP=str(tmp_path))

@@ -67,7 +67,7 @@ def test_an_insert_takes_its_data_from_standard_input(
         ("INSERT INTO brokerhouse.messages FORMAT CSV", "1,x\n", "Not enough privileges"),
     ],
 )
-def test_an_insert_that_fails_says_why(
+def test_an_insert_that_fails_prints_why(
     server: BrokerProcess, own: str, query: str, stdin: str, why: str
 ) -> None:
     ended = insert(server, query, stdin)
@@ -93,7 +93,7 @@ main()
 child includes what its parent had."""
 
 
-def test_a_large_file_is_streamed(server: BrokerProcess, own: str, tmp_path: Path) -> None:
+def test_an_insert_streams_a_large_file(server: BrokerProcess, own: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     with path.open("w") as file:
         file.writelines(f"{n},{'x' * 500}\n" for n in range(ROWS))

@@ -52,7 +52,9 @@ def rows(broker: BrokerProcess, topic: str) -> list[dict[str, object]]:
     )
 
 
-def test_lines_become_records_and_lines_again(broker: BrokerProcess, made: str) -> None:
+def test_produce_makes_records_of_lines_and_consume_lines_of_records(
+    broker: BrokerProcess, made: str
+) -> None:
     produce(broker, made, "--partition", "1", stdin="one\n\ntwo, ü\nno line end")
     found = [(row["partition"], row["key"], row["value"]) for row in rows(broker, made)]
     assert found == [(1, None, value) for value in ("one", "", "two, ü", "no line end")]
@@ -60,7 +62,7 @@ def test_lines_become_records_and_lines_again(broker: BrokerProcess, made: str) 
     assert consume(broker, made, "--delimiter", "\\0") == "one\0\0two, ü\0no line end\0"
 
 
-def test_keys_and_headers(broker: BrokerProcess, made: str) -> None:
+def test_produce_and_consume_carry_keys_and_headers(broker: BrokerProcess, made: str) -> None:
     produce(broker, made, "--key-delimiter", "::", "--header", "a=1", "--header", "b=x=y",
             "--delimiter", "|", "--empty-is-null", stdin="k::v::w|l::")  # fmt: skip
     found = {row["key"]: (row["value"], row["headers"]) for row in rows(broker, made)}
@@ -102,7 +104,9 @@ def test_json_carries_whole_records_from_topic_to_topic(broker: BrokerProcess, m
     assert template[4:] == ["k=", "1", "-1", "a=b", "%"]
 
 
-def test_files_are_values_or_lines(broker: BrokerProcess, made: str, tmp_path: Path) -> None:
+def test_produce_takes_files_as_values_or_as_lines(
+    broker: BrokerProcess, made: str, tmp_path: Path
+) -> None:
     (tmp_path / "a").write_bytes(b"1\n2\n")
     (tmp_path / "b").write_bytes(b"3")
     paths = [str(tmp_path / "a"), str(tmp_path / "b")]
@@ -114,7 +118,9 @@ def test_files_are_values_or_lines(broker: BrokerProcess, made: str, tmp_path: P
 
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
-def test_every_codec_and_acks(broker: BrokerProcess, made: str, codec: str, acks: str) -> None:
+def test_produce_stores_records_with_every_codec_and_acks(
+    broker: BrokerProcess, made: str, codec: str, acks: str
+) -> None:
     produce(broker, made, "--compression", codec, "--acks", acks, "--partition", "0",
             stdin="x\n" * 1000)  # fmt: skip
     until(lambda: consume(broker, made) == "x\n" * 1000)
@@ -140,7 +146,7 @@ def test_every_codec_and_acks(broker: BrokerProcess, made: str, codec: str, acks
         ([], "x" * 2_000_000, "(max.message.bytes) (MESSAGE_SIZE_TOO_LARGE); 0 records are stored"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_produced_is_told(
+def test_produce_says_why_a_record_cannot_be_stored(
     broker: BrokerProcess, made: str, options: list[str], stdin: str, why: str
 ) -> None:
     topic = "nosuch" if "nosuch" in why else made
@@ -149,7 +155,7 @@ def test_what_cannot_be_produced_is_told(
     assert len(told.splitlines()) == 1
 
 
-def test_consume_starts_where_it_is_told(broker: BrokerProcess, made: str) -> None:
+def test_consume_starts_at_the_given_offset_or_time(broker: BrokerProcess, made: str) -> None:
     with KafkaProducer(bootstrap_servers=broker.kafka) as producer:
         for number in range(5):
             producer.send(made, b"%d" % number, partition=0, timestamp_ms=number * 1000)
@@ -181,13 +187,15 @@ def test_consume_starts_where_it_is_told(broker: BrokerProcess, made: str) -> No
         ["--delimiter", ""], ["--delimiter", "\\x"],
     ],
 )  # fmt: skip
-def test_a_wrong_command_line_is_exit_code_2(options: list[str]) -> None:
+def test_consume_with_a_wrong_command_line_ends_with_exit_code_2(options: list[str]) -> None:
     ended = run("consume", "any", *options)
     assert ended.returncode == 2, ended
     assert "Error: " in ended.stderr
 
 
-def test_a_group_continues_where_it_stopped(broker: BrokerProcess, made: str) -> None:
+def test_consume_with_a_group_goes_on_from_its_committed_offset(
+    broker: BrokerProcess, made: str
+) -> None:
     produce(broker, made, "--partition", "2", stdin="1\n2\n3\n4\n")
     first = output("consume", made, "--group", made, "--count", "3", "--bootstrap", broker.kafka)
     assert first.split() == ["1", "2", "3"]
@@ -199,7 +207,7 @@ def test_a_group_continues_where_it_stopped(broker: BrokerProcess, made: str) ->
     assert consume(broker, made, *late) == ""
 
 
-def test_a_poll_that_ends_while_the_group_is_joined_again_loses_no_assignment(
+def test_a_poll_that_ends_during_a_rebalance_loses_no_assignment(
     broker: BrokerProcess, made: str
 ) -> None:
     """Short polls, so that their time is over before the broker has answered."""
@@ -216,9 +224,7 @@ def test_a_poll_that_ends_while_the_group_is_joined_again_loses_no_assignment(
         until(lambda: reads(late), every_s=0)
 
 
-def test_a_closed_pipe_ends_quietly_and_commits_nothing_more(
-    broker: BrokerProcess, made: str
-) -> None:
+def test_a_closed_pipe_ends_consume_without_a_message(broker: BrokerProcess, made: str) -> None:
     produce(broker, made, "--partition", "0", stdin="x" * 1000 + "\n" + ("y" * 1000 + "\n") * 2000)
     consuming = subprocess.Popen(
         [*COMMAND, "consume", made, "--bootstrap", broker.kafka],
@@ -232,7 +238,9 @@ def test_a_closed_pipe_ends_quietly_and_commits_nothing_more(
     assert consuming.wait(LIMIT_S) == 1
 
 
-def test_ctrl_c_ends_both_and_what_was_read_is_stored(broker: BrokerProcess, made: str) -> None:
+def test_ctrl_c_ends_produce_after_its_records_are_stored_and_ends_consume(
+    broker: BrokerProcess, made: str
+) -> None:
     to = ("--bootstrap", broker.kafka)
     consuming = subprocess.Popen(
         [*COMMAND, "consume", made, *to],
@@ -259,6 +267,8 @@ def test_ctrl_c_ends_both_and_what_was_read_is_stored(broker: BrokerProcess, mad
 
 
 @pytest.mark.parametrize("command", ["produce", "consume"])
-def test_a_broker_that_is_not_there_is_named(command: str, closed_port: int) -> None:
+def test_produce_and_consume_name_a_broker_that_refuses_connections(
+    command: str, closed_port: int
+) -> None:
     text = complaint(1, command, "any", "--bootstrap", f"127.0.0.1:{closed_port}")
     assert text.startswith(f"no broker at 127.0.0.1:{closed_port} (Connection refused): ")

@@ -82,7 +82,7 @@ def command(language: str, text: str, directory: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("heading", EXAMPLES)
-def test_an_example_reads_what_was_written_and_commits_it(
+def test_each_example_reads_the_record_and_commits_its_offset(
     broker: BrokerProcess, page_topic: str, tmp_path: Path, heading: str
 ) -> None:
     language, text = EXAMPLES[heading]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from broker import config, config_sources
-from tests.conftest import OwnBrokers
+from tests.support.broker_process import BrokerProcess
 from tests.support.prometheus import promtool
 from tests.support.server_process import PROJECT, free_port
 from tests.support.waiting import until
@@ -59,7 +59,7 @@ def test_the_image_listens_on_all_addresses_and_exposes_these_ports() -> None:
     [(DOCKER / "single.yml", 1), (PROJECT / "docker-compose.yml", 2)],
     ids=["single.yml", "docker-compose.yml"],
 )
-def test_brokers_in_containers_are_reached_by_containers_and_by_the_machine(
+def test_brokers_in_containers_are_reachable_from_containers_and_from_the_machine(
     path: Path, brokers: int
 ) -> None:
     services = re.split(r"^  (?=\S)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -79,17 +79,16 @@ def test_brokers_in_containers_are_reached_by_containers_and_by_the_machine(
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_variable_of_the_environment_sets_something(path: Path) -> None:
+def test_every_variable_in_the_files_is_one_of_a_setting(path: Path) -> None:
     named = set(re.findall(r"BROKERHOUSE_[A-Z_]+", path.read_text(encoding="utf-8")))
     known = {config_sources.environment_variable(name) for name in config.Settings.model_fields}
     assert named <= known
 
 
+@pytest.mark.one_broker("looks at the addresses of one")
 def test_the_health_check_of_the_image_says_whether_the_broker_serves_clients(
-    own_broker: OwnBrokers,
+    broker: BrokerProcess,
 ) -> None:
-    broker = own_broker()
-
     def is_healthy() -> bool:
         found = health(broker.http)
         return (found.returncode, found.stdout, found.stderr) == (0, "", "")

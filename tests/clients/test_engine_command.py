@@ -125,7 +125,7 @@ def test_a_block_is_stored_once_per_token_whichever_replica_takes_it(table: Engi
     assert count(table) == 6
 
 
-def test_a_token_is_known_after_a_kill(tmp_path: Path) -> None:
+def test_a_block_with_a_known_token_is_not_stored_again_after_a_kill(tmp_path: Path) -> None:
     with EngineProcess(tmp_path / "data") as own:
         own.sql(f"CREATE DATABASE {DATABASE}")
         make_table(own)
@@ -154,13 +154,13 @@ def test_a_block_may_come_compressed(table: EngineProcess, coding: str, compress
     assert count(table, "sum(number)") == sum(range(10_000))
 
 
-def test_settings_of_replicated_tables_do_no_harm(table: EngineProcess) -> None:
+def test_quorum_settings_of_replicated_tables_are_ignored(table: EngineProcess) -> None:
     answer = insert(table, rows(range(3)), "a", insert_quorum="2", insert_quorum_parallel="1")
     assert answer.status == 200
     assert count(table) == 3
 
 
-def test_half_a_block_stores_nothing(table: EngineProcess) -> None:
+def test_half_a_block_is_refused_and_not_stored(table: EngineProcess) -> None:
     data = rows(range(1000))
     with socket.create_connection(place(table.http)) as connection:
         head = f"POST /?database={DATABASE}&query={INSERT.replace(' ', '+')} HTTP/1.1\r\n"
@@ -217,7 +217,7 @@ def test_every_kind_of_statement_runs(table: EngineProcess) -> None:
     table.sql("DROP VIEW few", database=DATABASE)
 
 
-def test_parameters_are_bound(engine: EngineProcess) -> None:
+def test_parameters_of_a_query_are_bound(engine: EngineProcess) -> None:
     text = "it's {x:String} é"
     assert engine.sql("SELECT {x:String} AS x", {"param_x": text}) == [{"x": text}]
 
@@ -292,7 +292,7 @@ def test_many_inserts_and_reads_run_at_once(table: EngineProcess) -> None:
     assert count(table) == (next(rounds) - 1) * MANY
 
 
-def test_both_replicas_are_alive_and_the_same(table: EngineProcess) -> None:
+def test_both_addresses_answer_with_the_same_tables(table: EngineProcess) -> None:
     insert(table, rows(range(3)), "a", replica=1)
     for address in table.addresses:
         connection = http.client.HTTPConnection(address, timeout=COMMAND_LIMIT_S)
@@ -318,7 +318,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]
 @pytest.mark.parametrize(
     "credentials", [{}, basic(USER, "wrong"), basic("default", ""), basic("someone", PASSWORD)]
 )
-def test_with_a_password_nobody_else_does_anything(
+def test_an_engine_with_a_password_refuses_everybody_else(
     guarded: EngineProcess, credentials: dict[str, str]
 ) -> None:
     for body in ("SELECT 1", "DROP TABLE rows", rows(range(1))):
@@ -327,7 +327,7 @@ def test_with_a_password_nobody_else_does_anything(
         assert (answer.code, answer.status in (401, 403)) == (516, True)
 
 
-def test_without_a_password_a_web_page_does_nothing(engine: EngineProcess) -> None:
+def test_an_engine_without_a_password_refuses_a_web_page(engine: EngineProcess) -> None:
     """Its own name may point at this machine (DNS rebinding)."""
     answer = request(engine, "SELECT 1", headers={"Host": "evil.example:8123"})
     assert answer.code == 516
@@ -336,7 +336,7 @@ def test_without_a_password_a_web_page_does_nothing(engine: EngineProcess) -> No
 @pytest.mark.parametrize(
     "headers", [{"Origin": "http://evil.example"}, {"Sec-Fetch-Site": "cross-site"}]
 )
-def test_a_page_of_another_site_does_nothing_with_a_password(
+def test_a_page_of_another_site_is_refused_even_with_the_password(
     guarded: EngineProcess, headers: dict[str, str]
 ) -> None:
     answer = request(guarded, "SELECT 1", headers={**headers, **basic(USER, PASSWORD)})
@@ -355,7 +355,7 @@ async def connected(guarded: EngineProcess) -> AsyncIterator[Any]:
     await client.close()
 
 
-async def test_clickhouse_connect(connected: Any) -> None:
+async def test_clickhouse_connect_inserts_queries_and_gets_errors(connected: Any) -> None:
     await connected.command("TRUNCATE TABLE rows")
     for _ in range(2):
         await connected.raw_insert(
@@ -378,7 +378,7 @@ async def test_clickhouse_connect(connected: Any) -> None:
     assert failed.value.code == 60
 
 
-async def test_aiochclient(guarded: EngineProcess) -> None:
+async def test_aiochclient_inserts_queries_and_gets_errors(guarded: EngineProcess) -> None:
     async with aiohttp.ClientSession() as session:
         client = ChClient(
             session, url=f"{guarded.urls[0]}/", user=USER, password=PASSWORD, database=DATABASE
@@ -443,7 +443,9 @@ def assert_one_sentence(ended: subprocess.CompletedProcess[str] | Result, what: 
     assert "Traceback" not in ended.stderr
 
 
-def test_what_is_in_the_way_is_said_in_one_sentence(engine: EngineProcess, tmp_path: Path) -> None:
+def test_a_taken_port_or_data_directory_ends_it_with_one_sentence(
+    engine: EngineProcess, tmp_path: Path
+) -> None:
     data, free, taken = str(tmp_path / "data"), ("--http", "127.0.0.1:0"), engine.addresses[1]
     ended = command("--data-dir", data, *free, "--http", taken)
     assert ended.returncode == 1
@@ -465,13 +467,13 @@ def test_what_is_in_the_way_is_said_in_one_sentence(engine: EngineProcess, tmp_p
         ((), "--data-dir"),
     ],
 )
-def test_wrong_settings_are_said_in_one_sentence(arguments: tuple[str, ...], what: str) -> None:
+def test_wrong_settings_end_it_with_one_sentence(arguments: tuple[str, ...], what: str) -> None:
     ended = CliRunner().invoke(cli_engine.engine, arguments)
     assert ended.exit_code == 2
     assert_one_sentence(ended, what)
 
 
-def test_without_its_keeper_it_starts_and_says_so(tmp_path: Path) -> None:
+def test_an_engine_without_its_keeper_starts_and_logs_it(tmp_path: Path) -> None:
     nowhere = f"127.0.0.1:{free_port()}"
     with EngineProcess(tmp_path / "data", keepers=[nowhere]) as own:
         assert f"no Keeper answers at {nowhere}" in own.log()

@@ -72,7 +72,7 @@ TOLERANT = (
 )
 
 
-def test_a_view_that_fails_stops_alone_and_is_filled_from_where_it_stopped(
+def test_a_failing_view_stops_alone_and_a_repair_fills_it_from_there_on(
     broker: BrokerProcess,
 ) -> None:
     send(broker, "1", "2")
@@ -117,7 +117,7 @@ def test_a_view_that_fails_stops_alone_and_is_filled_from_where_it_stopped(
     assert column(broker, "SELECT value FROM default.good ORDER BY value")[-1] == "no number"
 
 
-def test_a_view_with_a_table_of_its_own_is_filled_while_records_come_in(
+def test_a_view_with_an_inner_table_is_repaired_while_records_come_in(
     broker: BrokerProcess,
 ) -> None:
     write(
@@ -141,7 +141,8 @@ def test_a_view_with_a_table_of_its_own_is_filled_while_records_come_in(
     ]
 
 
-def test_a_view_that_two_repair_at_once_is_filled_once(broker: BrokerProcess) -> None:
+@pytest.mark.test_all
+def test_repairs_of_a_view_at_the_same_time_fill_it_once(broker: BrokerProcess) -> None:
     send(broker, "no number", *map(str, range(1, 20)))
     slow = TOLERANT.replace("SELECT ", "SELECT sleepEachRow(0.02) + ", 1)
 
@@ -159,7 +160,7 @@ def test_a_view_that_two_repair_at_once_is_filled_once(broker: BrokerProcess) ->
     assert failed(broker) == []
 
 
-def test_only_who_may_write_repairs_a_view_and_only_with_what_they_may_read(
+def test_only_a_writer_repairs_a_view_and_only_with_tables_that_they_may_read(
     broker: BrokerProcess,
 ) -> None:
     send(broker, "no number")
@@ -184,7 +185,7 @@ def test_only_who_may_write_repairs_a_view_and_only_with_what_they_may_read(
     assert column(broker, IDS) == ["0", "5"]
 
 
-def test_a_view_that_failed_can_be_dropped_and_made_anew(broker: BrokerProcess) -> None:
+def test_a_failed_view_can_be_dropped_and_created_again(broker: BrokerProcess) -> None:
     send(broker, "no number")
     assert output("views", "drop", "default.typed", *login(broker)) == "dropped default.typed\n"
     assert failed(broker) == []
@@ -264,8 +265,9 @@ def killed_in_a_round(broker: BrokerProcess, *records: tuple[str, str]) -> bool:
     return False
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("insert_ms", [NEVER_MS])
-def test_a_view_that_a_kill_leaves_without_rows_is_in_doubt_until_somebody_looks(
+def test_views_that_a_kill_interrupts_are_in_doubt_until_they_are_repaired(
     slow_view: BrokerProcess,
 ) -> None:
     broker = slow_view
@@ -311,8 +313,9 @@ def test_a_view_that_a_kill_leaves_without_rows_is_in_doubt_until_somebody_looks
         assert column(broker, sql) == values, "no record is missed, none comes twice"
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("insert_ms", [NEVER_MS])
-def test_a_view_is_not_in_doubt_after_a_kill_that_it_has_not_noticed(
+def test_views_are_not_in_doubt_after_a_kill_between_inserts(
     broker: BrokerProcess,
 ) -> None:
     send(broker, "1")

@@ -31,7 +31,7 @@ from tests.support.waiting import until
 
 @pytest.mark.parametrize("path", ["/ping", "/replicas_status", "/"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_it_says_that_it_is_alive(server: BrokerProcess, path: str, method: str) -> None:
+def test_ping_and_the_root_answer_ok(server: BrokerProcess, path: str, method: str) -> None:
     answer = ask(server, method=method, path=path)
     assert answer.status == 200
     assert answer.body == (b"Ok.\n" if method == "GET" else b"")
@@ -56,7 +56,7 @@ def test_options_lists_the_methods(server: BrokerProcess) -> None:
     assert answer.headers["allow"] == "GET, HEAD, POST, OPTIONS"
 
 
-def test_a_query_in_the_url_in_the_body_or_in_both(server: BrokerProcess) -> None:
+def test_a_query_may_stand_in_the_url_in_the_body_or_in_both(server: BrokerProcess) -> None:
     assert ask(server, method="GET", query="SELECT 1").body == b"1\n"
     assert ask(server, "SELECT 1").body == b"1\n"
     assert ask(server, query="SELECT 1").body == b"1\n"
@@ -100,7 +100,7 @@ def test_the_format_comes_from_the_query_the_parameter_or_the_header(server: Bro
     assert fmt("SELECT 1 AS a FORMAT Values", "JSONEachRow", default_format="CSV") == "Values (1)"
 
 
-def test_an_unknown_format_is_clickhouses_error(server: BrokerProcess) -> None:
+def test_an_unknown_format_is_answered_with_clickhouses_error(server: BrokerProcess) -> None:
     for answer in (
         ask(server, "SELECT 1", default_format="No;'such"),
         ask(server, "SELECT 1 FORMAT X"),
@@ -145,7 +145,7 @@ def test_the_default_database_is_that_of_the_broker(server: BrokerProcess) -> No
     assert read(server, "SELECT count() FROM messages") == "10\n"
 
 
-def test_an_unknown_database_is_clickhouses_error(server: BrokerProcess) -> None:
+def test_an_unknown_database_is_answered_with_clickhouses_error(server: BrokerProcess) -> None:
     answer = ask(server, "SELECT 1", database="no`such'\\")
     assert (answer.status, answer.code) == (404, 81)
 
@@ -184,7 +184,7 @@ def test_a_bound_parameter_is_the_value_that_was_sent(server: BrokerProcess, val
         assert bytes.fromhex(answer.text) == value.encode()
 
 
-def test_parameters_of_other_types(server: BrokerProcess) -> None:
+def test_bound_parameters_may_be_arrays_nulls_times_and_identifiers(server: BrokerProcess) -> None:
     sql = (
         "SELECT {a:Array(String)}, {n:Nullable(Int8)}, {d:DateTime}, {t:Identifier}"
         " FROM (SELECT 7 AS q)"
@@ -211,7 +211,7 @@ def test_bytes_that_are_not_utf8_pass_through_a_query(server: BrokerProcess) -> 
     assert ask(server, method="GET", path=url).body == b"FF0027\n"
 
 
-def test_every_answer_tells_the_query_id_and_the_server(server: BrokerProcess) -> None:
+def test_every_answer_has_the_query_id_the_time_zone_and_the_server(server: BrokerProcess) -> None:
     answer = ask(server, "SELECT 1", query_id="my id")
     assert answer.headers["x-clickhouse-query-id"] == "my id"
     assert answer.headers["x-clickhouse-timezone"] == read(server, "SELECT timezone()").strip()
@@ -222,7 +222,7 @@ def test_every_answer_tells_the_query_id_and_the_server(server: BrokerProcess) -
     assert ask(server, "SELECT nosuch", query_id="q2").headers["x-clickhouse-query-id"] == "q2"
 
 
-def test_the_summary_holds_what_the_engine_counted(server: BrokerProcess, table: str) -> None:
+def test_the_summary_counts_rows_written_and_read(server: BrokerProcess, table: str) -> None:
     def summary(answer: Answer) -> dict[str, str]:
         found: dict[str, str] = json.loads(answer.headers["x-clickhouse-summary"])
         return found
@@ -293,7 +293,9 @@ def test_any_spelling_of_a_query_gives_its_values(
         ("-- nothing\n/* but /* nested */ */ SELECT 1", "1\n"),
     ],
 )  # fmt: skip
-def test_statements_with_a_result(server: BrokerProcess, sql: str, result: str) -> None:
+def test_every_kind_of_statement_returns_its_result(
+    server: BrokerProcess, sql: str, result: str
+) -> None:
     assert read(server, sql) == result
 
 
@@ -322,7 +324,7 @@ def curl(*arguments: str, stdin: bytes = b"") -> bytes:
     return subprocess.run(command, input=stdin, capture_output=True, timeout=60, check=True).stdout
 
 
-def test_curl_queries(server: BrokerProcess) -> None:
+def test_curl_queries_by_get_post_and_form(server: BrokerProcess) -> None:
     url = server.http_url
     assert curl(f"{url}/ping") == b"Ok.\n"
     assert curl(f"{url}/?query=SELECT+1") == b"1\n"
@@ -337,7 +339,7 @@ def test_curl_queries(server: BrokerProcess) -> None:
     assert numbers.count(b"\n") == 1_000_000
 
 
-def test_curl_writes_compressed_and_chunked(server: BrokerProcess, table: str) -> None:
+def test_curl_inserts_compressed_and_chunked_bodies(server: BrokerProcess, table: str) -> None:
     url = f"{server.http_url}/?query=INSERT+INTO+{table}+FORMAT+CSV"
     rows = b"".join(b"%d,x\n" % n for n in range(300_000))
     who = ("--user", f"{USER}:{PASSWORD}")
@@ -376,7 +378,7 @@ def test_a_long_url_is_taken_up_to_a_megabyte(server: BrokerProcess) -> None:
         "/%2e%2e/etc",
     ],
 )
-def test_a_bad_url_is_answered(server: BrokerProcess, url: str) -> None:
+def test_a_bad_url_is_answered_and_the_server_goes_on(server: BrokerProcess, url: str) -> None:
     assert ask(server, method="GET", path=url).status in (200, 400, 404)
     assert ask(server, "SELECT 1").body == b"1\n"
 

@@ -4,6 +4,7 @@ import gzip
 import random
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import lz4.frame
 import pytest
@@ -22,6 +23,11 @@ from tests.support.sql_client import (
     write,
 )
 from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def server(fresh_server: BrokerProcess) -> BrokerProcess:
+    return fresh_server
 
 
 def test_an_insert_with_its_data_in_any_place(server: BrokerProcess, table: str) -> None:
@@ -128,7 +134,7 @@ DECODE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("coding", ENCODE)
-def test_a_request_may_be_encoded(server: BrokerProcess, table: str, coding: str) -> None:
+def test_an_encoded_body_is_decoded(server: BrokerProcess, table: str, coding: str) -> None:
     rows = b"".join(b"%d,%d\n" % (n, random.getrandbits(64)) for n in range(50_000))
     body = ENCODE[coding](f"INSERT INTO {table} FORMAT CSV\n".encode() + rows)
     headers = {**WRITER, "Content-Encoding": coding}
@@ -142,7 +148,7 @@ def test_a_request_may_be_encoded(server: BrokerProcess, table: str, coding: str
 
 @pytest.mark.parametrize("coding", ENCODE)
 @pytest.mark.parametrize("damage", ["garbage", "cut", "trailing"])
-def test_a_body_that_is_not_what_it_says_is_refused(
+def test_a_body_that_does_not_match_its_content_encoding_is_refused(
     server: BrokerProcess, table: str, coding: str, damage: str
 ) -> None:
     rows = b"".join(b"%d,%d\n" % (n, random.getrandbits(64)) for n in range(50_000))
@@ -157,9 +163,16 @@ def test_a_body_that_is_not_what_it_says_is_refused(
     assert ask(server, "SELECT 1").body == b"1\n"
 
 
+FASTEST: dict[str, Callable[[bytes], bytes]] = {
+    **ENCODE,
+    "gzip": partial(gzip.compress, compresslevel=1),
+    "deflate": partial(zlib.compress, level=1),
+}
+
+
 @pytest.mark.parametrize("coding", ENCODE)
-def test_a_bomb_costs_no_memory(server: BrokerProcess, coding: str) -> None:
-    bomb = ENCODE[coding](b"SELECT " + b" " * (400 * MIB) + b"1")
+def test_a_compression_bomb_costs_no_memory(server: BrokerProcess, coding: str) -> None:
+    bomb = FASTEST[coding](b"SELECT " + b" " * (250 * MIB) + b"1")
     before = peak_bytes(server)
     answer = ask(server, bomb, headers={"Content-Encoding": coding})
     assert (answer.status, answer.code) == (400, 62)
@@ -174,7 +187,7 @@ def test_an_unknown_encoding_is_refused(server: BrokerProcess, coding: str) -> N
 
 
 @pytest.mark.parametrize("coding", DECODE)
-@pytest.mark.parametrize("rows", [1, 2_000_000])
+@pytest.mark.parametrize("rows", [1, 300_000])  # more than two pieces of a MiB
 def test_an_answer_is_encoded_when_both_sides_want_it(
     server: BrokerProcess, coding: str, rows: int
 ) -> None:

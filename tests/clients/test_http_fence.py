@@ -194,7 +194,7 @@ def test_limits_cannot_be_lifted(server: BrokerProcess, setting: str) -> None:
         assert answer.code in (452, 164), answer.text
 
 
-def test_what_holds_anyway_can_be_asked_for(server: BrokerProcess) -> None:
+def test_readonly_may_be_set_to_the_value_that_it_has(server: BrokerProcess) -> None:
     for level in ("1", "2"):
         assert ask(server, "SELECT 1", readonly=level).text == "1\n"
         assert ask(server, "DROP TABLE messages", readonly=level).code == 497
@@ -265,6 +265,7 @@ ALERT = (
     " SELECT 'records', 'g', '2096-11-21 12:00:00', '2096-11-21 12:00:00'"
 )
 """Of a time that the table's TTL does not end."""
+MONTH = "209611"
 
 
 ALERTS = "SELECT count() FROM lag_alerts FINAL WHERE group_id = 'g'"
@@ -287,14 +288,14 @@ OTHER_WAYS_IN = [
     "ALTER TABLE lag_alerts ADD COLUMN x Int8",
     "ALTER TABLE lag_alerts MODIFY TTL began_at + INTERVAL 1 DAY",
     "ALTER TABLE lag_alerts MODIFY SETTING old_parts_lifetime = 1",
-    "ALTER TABLE lag_alerts DROP PARTITION 202611",
-    "ALTER TABLE lag_alerts DETACH PARTITION 202611",
-    "ALTER TABLE lag_alerts ATTACH PARTITION 202611",
-    "ALTER TABLE brokerhouse.lag_alerts ATTACH PARTITION 202611 FROM default.alike",
-    "ALTER TABLE `lag_alerts` REPLACE PARTITION 202611 FROM default.alike",
-    "ALTER TABLE default.alike MOVE PARTITION 202611 TO TABLE brokerhouse.lag_alerts",
-    "ALTER TABLE default.alike MOVE PARTITION 202611 TO TABLE `lag\\x5falerts`",
-    "ALTER TABLE {name:Identifier} ATTACH PARTITION 202611",
+    f"ALTER TABLE lag_alerts DROP PARTITION {MONTH}",
+    f"ALTER TABLE lag_alerts DETACH PARTITION {MONTH}",
+    f"ALTER TABLE lag_alerts ATTACH PARTITION {MONTH}",
+    f"ALTER TABLE brokerhouse.lag_alerts ATTACH PARTITION {MONTH} FROM default.alike",
+    f"ALTER TABLE `lag_alerts` REPLACE PARTITION {MONTH} FROM default.alike",
+    f"ALTER TABLE default.alike MOVE PARTITION {MONTH} TO TABLE brokerhouse.lag_alerts",
+    f"ALTER TABLE default.alike MOVE PARTITION {MONTH} TO TABLE `lag\\x5falerts`",
+    f"ALTER TABLE {{name:Identifier}} ATTACH PARTITION {MONTH}",
     "ALTER TABLE lag_alerts FREEZE",
     "TRUNCATE TABLE lag_alerts",
     "DROP TABLE lag_alerts",

@@ -95,7 +95,7 @@ def test_any_other_kill_is_refused(
     assert ask(server, sql, headers=headers).code in (497, 62)
 
 
-def test_an_id_that_nothing_has_ends_nothing(server: BrokerProcess) -> None:
+def test_a_kill_of_an_unknown_id_ends_nothing(server: BrokerProcess) -> None:
     answer = kill(server, "nosuch")
     assert (answer.status, answer.text) == (200, "")
     get = ask(server, method="GET", query="KILL QUERY WHERE query_id = 'nosuch'")

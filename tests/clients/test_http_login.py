@@ -15,7 +15,9 @@ from tests.support.sql_client import (
 )
 
 
-def test_credentials_may_stand_in_every_place_of_clickhouse(server: BrokerProcess) -> None:
+def test_credentials_are_taken_from_every_place_that_clickhouse_knows(
+    server: BrokerProcess,
+) -> None:
     sql = "SELECT currentRoles()"
     ways: list[Answer] = [
         ask(server, sql, headers=WRITER),

@@ -223,7 +223,7 @@ def own(server: BrokerProcess) -> Iterator[BrokerProcess]:
     write(server, "DROP DATABASE own SYNC")
 
 
-def test_a_writer_does_in_a_database_of_their_own_what_clickhouse_lets_them(
+def test_a_writer_can_use_all_of_clickhouse_in_a_database_of_their_own(
     own: BrokerProcess,
 ) -> None:
     answers = {sql: ask(own, sql, headers=WRITER, database="own") for sql in WORKS}

@@ -41,7 +41,7 @@ def test_permits_are_given_back_however_a_query_ends(
     assert read(server, "SELECT 1") == "1\n"
 
 
-def test_the_engine_does_not_take_a_client_that_leaves_for_a_disk_that_fails(
+def test_a_client_that_leaves_is_not_counted_as_a_failed_disk_write(
     own_server: Callable[..., BrokerProcess],
 ) -> None:
     server = own_server()
@@ -119,7 +119,7 @@ def _read_much(connection: http.client.HTTPConnection) -> None:
         assert response.read(MIB)
 
 
-def test_many_clients_at_once_get_their_own_answers(server: BrokerProcess) -> None:
+def test_each_of_many_clients_at_once_gets_its_own_answers(server: BrokerProcess) -> None:
     def client(n: int) -> bool:
         connection = connect(server)
         good = True

@@ -48,6 +48,9 @@ def _parts(server: BrokerProcess) -> None:
         "CREATE TABLE default.gone (a Int8) ENGINE = MergeTree ORDER BY a",
         "INSERT INTO default.gone VALUES (1)",
         "ALTER TABLE default.gone DETACH PARTITION tuple()",
+        "CREATE TABLE default.dropped (a Int8) ENGINE = MergeTree ORDER BY a",
+        "INSERT INTO default.dropped VALUES (1)",
+        "DROP TABLE default.dropped",
     ):
         write(server, sql)
 
@@ -62,12 +65,21 @@ def columns(server: BrokerProcess) -> dict[str, list[str]]:
     return dict(json.loads(line) for line in text.splitlines())
 
 
-def test_it_is_decided_for_every_table_of_the_engine(server: BrokerProcess) -> None:
+def test_every_system_table_is_listed_as_shown_hidden_or_partly_private(
+    server: BrokerProcess,
+) -> None:
     tables = columns(server)
     assert set(tables) - SHOWN_TABLES - PRIVATE_COLUMNS.keys() == _HIDDEN & tables.keys()
     assert not _HIDDEN & _KNOWN
     for table, private in PRIVATE_COLUMNS.items():
         assert private <= set(tables[table])
+    paths = {
+        f"{table}.{name}"
+        for table in _KNOWN
+        for name in set(tables[table]) - PRIVATE_COLUMNS.get(table, set())
+        if "path" in name
+    }
+    assert paths == {"licenses.license_path"}  # of ClickHouse's sources
 
 
 def test_a_reader_sees_no_path_and_no_host_in_any_table(
@@ -187,7 +199,9 @@ def test_a_reader_sees_no_path_and_no_host_in_any_table(
         "SELECT tcpPort()",
     ],
 )
-def test_no_spelling_shows_it(server: BrokerProcess, sql: str) -> None:
+def test_no_spelling_of_a_query_shows_a_private_column_or_function(
+    server: BrokerProcess, sql: str
+) -> None:
     values = {
         "column": "path",
         "alias": "a b",
@@ -264,7 +278,7 @@ def test_a_reader_learns_nothing_from_any_function_without_an_argument(
     assert not {"hostName", "FQDN", "getOSKernelVersion", "displayName"} & set(allowed)
 
 
-def test_errors_and_headers_do_not_show_it(server: BrokerProcess) -> None:
+def test_errors_and_headers_show_no_path_and_no_host(server: BrokerProcess) -> None:
     for sql in (
         "SELECT 1 INTO OUTFILE 'x'",
         "SELECT 1 FORMAT Template SETTINGS format_template_row = 'x'",
@@ -277,7 +291,7 @@ def test_errors_and_headers_do_not_show_it(server: BrokerProcess) -> None:
     assert ask(server, "SELECT 1").headers["x-clickhouse-server-display-name"] == "brokerhouse"
 
 
-def test_what_tools_ask_is_answered(server: BrokerProcess) -> None:
+def test_queries_that_tools_send_are_answered(server: BrokerProcess) -> None:
     for sql in (
         "SELECT version(), timezone(), currentUser(), currentDatabase()",
         "SELECT name, value, readonly FROM system.settings",

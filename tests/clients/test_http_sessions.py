@@ -86,8 +86,10 @@ def test_a_wrong_session_timeout_is_refused(server: BrokerProcess, timeout: str)
     assert ask(server, "SELECT 1", session_id="t", session_timeout=timeout).code == 374
 
 
-@pytest.mark.long
-def test_sessions_are_bounded(own_server: Callable[..., BrokerProcess]) -> None:
+@pytest.mark.test_all
+def test_sessions_with_settings_are_limited_in_number(
+    own_server: Callable[..., BrokerProcess],
+) -> None:
     server = own_server()
     for n in range(210):
         assert ask(server, "SELECT 1", session_id=f"empty{n}").status == 200

@@ -62,7 +62,7 @@ def test_a_preflight_is_answered_without_permission(server: BrokerProcess) -> No
         {"Sec-Fetch-Site": "same-origin"},
     ],
 )
-def test_programs_and_pages_of_this_server_may(
+def test_programs_and_pages_of_this_server_may_query(
     server: BrokerProcess, headers: dict[str, str]
 ) -> None:
     assert ask(server, "SELECT 1", headers=headers).text == "1\n"
@@ -72,7 +72,9 @@ def test_programs_and_pages_of_this_server_may(
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("credentials", ["", f"&user={USER}&password={PASSWORD}"])
-def test_a_request_names_its_host(server: BrokerProcess, version: str, credentials: str) -> None:
+def test_a_request_without_exactly_one_host_is_refused(
+    server: BrokerProcess, version: str, credentials: str
+) -> None:
     path = f"/?query=SELECT+1{credentials}".replace(" ", "+")
     for hosts in ("", "Host: localhost\r\nHost: localhost\r\n"):
         with raw_connection(server) as connection:

@@ -162,7 +162,7 @@ def test_an_alert_says_which_partition_nobody_reads(broker: BrokerProcess) -> No
     ]
 
 
-def test_alerts_tell_how_much_they_read(broker: BrokerProcess) -> None:
+def test_the_summary_of_consumer_lag_counts_only_the_rows_it_read(broker: BrokerProcess) -> None:
     """Of the log no more than there is of it here: one granule of each table at most."""
     answer = ask(broker, "SELECT * FROM consumer_lag")
     assert answer.status == 200

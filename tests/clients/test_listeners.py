@@ -51,7 +51,7 @@ def addresses(wire: Wire, group: str) -> set[tuple[str, int]]:
     return {(one.host, one.port) for one in everything}
 
 
-def test_each_listener_tells_its_own_addresses(two_listeners: BrokerProcess) -> None:
+def test_each_listener_answers_with_its_own_addresses(two_listeners: BrokerProcess) -> None:
     for address, host in zip(
         two_listeners.kafka.split(","), ("127.0.0.1", "localhost"), strict=True
     ):
@@ -91,7 +91,7 @@ def test_a_listener_on_all_addresses_must_be_advertised(tmp_path: Path) -> None:
         process.start()
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_brokers_of_a_cluster_are_reached_from_outside(cluster: Cluster, topic: str) -> None:
     target = topic_on_all(cluster, topic, 8)
     inside = {broker.kafka for broker in cluster.brokers}

@@ -108,7 +108,7 @@ def test_latency_holds_the_wait_of_a_long_poll(quiet: BrokerProcess, target: Tar
     with Wire(quiet) as wire:
         wire.ask(messages.fetch(target, 0, max_wait_ms=700, min_bytes=1), 13)
         after = value(quiet.http_url, "brokerhouse_request_seconds_sum", api="Fetch")
-    assert 0.7 <= after - before < 5
+    assert 0.7 <= after - before < 60, "seconds, not milliseconds"
 
 
 def _has_fetched(broker: BrokerProcess) -> bool:
@@ -218,7 +218,9 @@ def test_lag_is_what_a_group_has_not_committed(quiet: BrokerProcess, target: Tar
 # --- what a scrape costs
 
 
-def test_only_so_many_series_are_shown_and_the_rest_is_counted(own_broker: OwnBrokers) -> None:
+def test_series_above_metrics_partitions_max_are_left_out_and_counted(
+    own_broker: OwnBrokers,
+) -> None:
     broker = own_broker(metrics_partitions_max="5")
     with Wire(broker) as wire:
         first = messages.create_topic(wire, "a", 4)
@@ -292,7 +294,7 @@ def test_every_metric_is_explained_and_every_explanation_is_of_a_metric(
     assert shown(page.text) == documented("Every broker") | documented("A single broker")
 
 
-def test_names_and_types_are_as_prometheus_wants_them(quiet: BrokerProcess) -> None:
+def test_promtool_accepts_names_and_types_of_the_metrics(quiet: BrokerProcess) -> None:
     text = get(quiet.http_url, "/metrics").text
     checked = promtool("check", "metrics", given=text)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
@@ -320,7 +322,7 @@ def test_the_format_follows_the_accept_header(
     assert "brokerhouse_connections" in names
 
 
-def test_web_pages_of_other_sites_may_not_read_it(quiet: BrokerProcess) -> None:
+def test_web_pages_of_other_sites_may_not_read_the_metrics(quiet: BrokerProcess) -> None:
     for headers in (
         {"Origin": "https://elsewhere.example.com"},
         {"Sec-Fetch-Site": "cross-site"},
@@ -388,7 +390,7 @@ def panels() -> list[tuple[str, str]]:
     ]
 
 
-def test_rules_and_dashboard_name_only_metrics_that_there_are() -> None:
+def test_alert_rules_and_dashboard_name_only_existing_metrics() -> None:
     there_are = {"up", "process_start_time_seconds", "process_cpu_seconds_total"}
     there_are |= {"process_resident_memory_bytes"}
     for section in ("Every broker", "A single broker", "A broker of a cluster"):

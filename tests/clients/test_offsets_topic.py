@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import confluent_kafka
@@ -124,9 +123,9 @@ def monitor(broker: BrokerProcess) -> Iterator[Callable[..., Monitor]]:
         one.consumer.close()
 
 
-@pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with BrokerProcess(tmp_path / "data") as process:
+@pytest.fixture(scope="module")
+def restartable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with BrokerProcess(tmp_path_factory.mktemp("offsets") / "data") as process:
         yield process
 
 
@@ -165,7 +164,7 @@ def test_kafkas_formatters_show_offsets_and_groups(
         assert member["memberId"] == value["leader"] == consumer.member_id
 
 
-def test_a_monitor_hears_of_every_commit_at_once_with_dense_offsets(
+def test_a_monitor_reads_every_commit_at_once_with_dense_offsets(
     broker: BrokerProcess, monitor: Callable[..., Monitor], topic: str
 ) -> None:
     Kcat().produce(broker.kafka, topic, [Record(b"k", b"v")])
@@ -186,36 +185,37 @@ def test_a_monitor_hears_of_every_commit_at_once_with_dense_offsets(
     assert is_offset_of(group)(gone)
 
 
-def test_a_monitor_goes_on_after_a_restart_with_all_that_is_current(
-    own_broker: BrokerProcess, topic: str
+@pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.test_all)])
+def test_a_monitor_reads_the_current_offsets_again_after_a_restart(
+    restartable: BrokerProcess, topic: str, end: str
 ) -> None:
-    broker = own_broker
+    broker = restartable
     Kcat().produce(broker.kafka, topic, [Record(b"k", b"v")])
-    group = "g"
+    group = f"{end}ed"
     one = Monitor(broker.kafka, kafka_partition(group))
     for offset in (3, 5):
         commit(broker.kafka, group, topic, offset)
     one.until(lambda record: is_offset_of(group)(record) and offset_of(record) == 5)
-    for restart in (broker.kill, broker.stop):
-        restart()
-        broker.start()
-        again = one.until(is_offset_of(group))
-        assert offset_of(again) == 5
-        assert again.offset > one.seen[-2].offset
+    getattr(broker, end)()
+    broker.start()
+    again = one.until(is_offset_of(group))
+    assert offset_of(again) == 5
+    assert again.offset > one.seen[-2].offset
     commit(broker.kafka, group, topic, 6)
     assert offset_of(one.until(is_offset_of(group))) == 6
     one.consumer.close()
 
 
-def test_it_can_be_read_in_a_group_that_commits(own_broker: BrokerProcess, topic: str) -> None:
-    broker = own_broker
+def test_a_group_can_read_the_offsets_topic_and_commit(
+    restartable: BrokerProcess, topic: str
+) -> None:
+    broker = restartable
     Kcat().produce(broker.kafka, topic, [Record(b"k", b"v")])
     commit(broker.kafka, "g", topic, 1)
-    position = TopicPartition(OFFSETS, kafka_partition("g"))
 
-    def committed() -> int:
+    def committed(partition: int) -> int:
         reader = Consumer({"bootstrap.servers": broker.kafka, "group.id": "readers"})
-        (found,) = reader.committed([position], timeout=LIMIT_S)
+        (found,) = reader.committed([TopicPartition(OFFSETS, partition)], timeout=LIMIT_S)
         reader.close()
         return int(found.offset)
 
@@ -228,18 +228,20 @@ def test_it_can_be_read_in_a_group_that_commits(own_broker: BrokerProcess, topic
         }
     )
     reader.subscribe([OFFSETS])
-    next_offset = seen(reader.poll(LIMIT_S)).offset + 1
-    reader.commit(
-        offsets=[TopicPartition(OFFSETS, position.partition, next_offset)], asynchronous=False
-    )
+    message = reader.poll(LIMIT_S)
+    next_offset = seen(message).offset + 1
+    assert message is not None
+    partition = message.partition()
+    assert partition is not None
+    reader.commit(offsets=[TopicPartition(OFFSETS, partition, next_offset)], asynchronous=False)
     reader.close()
-    assert committed() == next_offset
+    assert committed(partition) == next_offset
     broker.stop()
     broker.start()
-    assert committed() == next_offset
+    assert committed(partition) == next_offset
 
 
-def test_it_is_found_by_its_name_and_in_lists(broker: BrokerProcess) -> None:
+def test_the_offsets_topic_is_described_by_name_and_listed(broker: BrokerProcess) -> None:
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     described = admin.list_topics(OFFSETS, timeout=LIMIT_S).topics[OFFSETS]
     assert described.error is None
@@ -252,7 +254,9 @@ def test_it_is_found_by_its_name_and_in_lists(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.one_broker("makes a topic of its own, and lists all")
-def test_kafka_topics_lists_it_unless_internal_topics_are_left_out(run: Tools, topic: str) -> None:
+def test_kafka_topics_lists_the_offsets_topic_unless_internal_topics_are_excluded(
+    run: Tools, topic: str
+) -> None:
     run(TOPICS, "--create", "--topic", topic)
     assert {OFFSETS, topic} <= set(run(TOPICS, "--list").split())
     without = set(run(TOPICS, "--list", "--exclude-internal").split())
@@ -261,7 +265,7 @@ def test_kafka_topics_lists_it_unless_internal_topics_are_left_out(run: Tools, t
 
 
 @pytest.mark.parametrize("with_internal", [True, False])
-def test_a_regular_expression_matches_it_where_the_client_asks_for_internal_topics(
+def test_a_subscription_by_pattern_has_the_offsets_topic_unless_the_client_excludes_it(
     broker: BrokerProcess, topic: str, with_internal: bool
 ) -> None:
     """librdkafka matches internal topics, as it does on Kafka, unless they are in its blacklist."""
@@ -296,7 +300,7 @@ def refusals(admin: AdminClient, name: str) -> Iterator[Any]:
     yield admin.delete_records([TopicPartition(name, 0, 1)])[TopicPartition(name, 0, 1)]
 
 
-def test_nobody_can_write_to_it_or_change_it(broker: BrokerProcess) -> None:
+def test_nobody_can_write_to_the_offsets_topic_or_change_it(broker: BrokerProcess) -> None:
     admin = AdminClient({"bootstrap.servers": broker.kafka})
     for future in refusals(admin, OFFSETS):
         with pytest.raises(KafkaException) as refused:
@@ -309,17 +313,18 @@ def test_nobody_can_write_to_it_or_change_it(broker: BrokerProcess) -> None:
     assert [error.code() for error in told] == [confluent_kafka.KafkaError.TOPIC_EXCEPTION]
 
 
-@pytest.mark.parametrize("name", [OFFSETS, "__transaction_state"])
-def test_such_a_topic_is_never_made_by_accident(broker: BrokerProcess, name: str) -> None:
+def test_producing_to_an_internal_topic_does_not_create_it(broker: BrokerProcess) -> None:
     told: list[Any] = []
+    names = (OFFSETS, "__transaction_state")
     producer = Producer({"bootstrap.servers": broker.kafka, "message.timeout.ms": 3000})
-    producer.produce(name, b"v", on_delivery=lambda error, _: told.append(error))
+    for name in names:
+        producer.produce(name, b"v", on_delivery=lambda error, _: told.append(error))
     producer.flush(LIMIT_S)
-    assert told[0] is not None
-    assert broker.sql(f"SELECT name FROM topics WHERE name = '{name}'") == []
+    assert [error is None for error in told] == [False, False]
+    assert broker.sql(f"SELECT name FROM topics WHERE name IN {names}") == []
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_in_a_cluster_the_coordinator_of_the_groups_leads_the_partition(
     cluster: Cluster, topic: str
 ) -> None:

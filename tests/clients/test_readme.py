@@ -67,7 +67,7 @@ def type_in(session: str, broker: BrokerProcess, log_file: Path) -> str:
     return result.stdout
 
 
-def test_the_session_answers_its_question_from_a_real_file(
+def test_the_session_of_the_readme_answers_its_question_from_a_real_file(
     own_broker: Callable[..., BrokerProcess], log_file: Path
 ) -> None:
     tools.program("kcat")

@@ -149,7 +149,7 @@ def test_new_tables_are_like_another_and_tables_that_exist_are_filled(tables: Ty
     }  # fmt: skip
 
 
-def test_a_router_that_begins_at_the_end_leaves_out_what_was_there(tables: TypedTables) -> None:
+def test_a_router_with_offset_latest_leaves_out_older_records(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "later", 1)
     produce(tables, "later", {"id": 1}, headers={"kind": "late"})
     tables("create", "end.*", "--topic", "later", "--route", "header=kind", "--offset", "latest")
@@ -160,7 +160,7 @@ def test_a_router_that_begins_at_the_end_leaves_out_what_was_there(tables: Typed
     assert tables.sql("SELECT * FROM end.late") == [{"id": 2}]
 
 
-def test_feeds_of_one_table_each_take_what_is_theirs(tables: TypedTables) -> None:
+def test_feeds_with_a_route_value_take_only_their_records(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "shared", 1)
     for table, value in (("own.a", "it's a"), ("own.b", "b\\")):
         tables("create", table, "--topic", "shared", "--columns", "id UInt8",
@@ -177,7 +177,7 @@ def test_feeds_of_one_table_each_take_what_is_theirs(tables: TypedTables) -> Non
     assert dead_letters(tables, "own.a") == dead_letters(tables, "own.b") == []
 
 
-def test_another_feed_of_the_same_name_is_left_alone(tables: TypedTables) -> None:
+def test_a_router_leaves_a_table_of_another_feed_alone(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "mine", 1)
     create_topic(tables.broker.kafka, "theirs", 1)
     tables("create", "both.orders", "--topic", "mine", "--columns", "id UInt8")
@@ -189,7 +189,7 @@ def test_another_feed_of_the_same_name_is_left_alone(tables: TypedTables) -> Non
     assert tables.sql("SELECT * FROM both.orders") == []
 
 
-def test_columns_are_added_for_new_fields(tables: TypedTables) -> None:
+def test_add_columns_adds_a_column_for_each_new_field(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "growing", 1)
     tables("create", "grown.t", "--topic", "growing", "--columns", "id UInt8, city String",
            "--path", "city=address.city", "--add-columns")  # fmt: skip

@@ -27,6 +27,8 @@ from tests.support.server_process import free_port
 from tests.support.typed_tables import SETTINGS, TypedTables
 from tests.support.waiting import until
 
+pytestmark = pytest.mark.test_all
+
 
 class Registered:
     """A broker, a registry, and producers that use both."""
@@ -188,7 +190,6 @@ def test_protobuf_schemas_of_a_registry_evolve_while_the_feed_runs(
     assert tables.sql("SELECT * FROM brokerhouse.dead_letters WHERE feed = 'protobuf.orders'") == []
 
 
-@pytest.mark.long
 def test_a_feed_waits_for_a_registry_that_was_killed(registered: Registered) -> None:
     tables = registered.tables
     schema = '{"type": "record", "name": "Only", "fields": [{"name": "id", "type": "long"}]}'

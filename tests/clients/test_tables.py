@@ -6,20 +6,29 @@ import json
 import signal
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import confluent_kafka
 import pytest
 
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
+from tests.support.schemas import Schemas
 from tests.support.typed_tables import SETTINGS, TypedTables
 from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
-def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TypedTables]:
-    broker = BrokerProcess(tmp_path_factory.mktemp("tables") / "data", SETTINGS)
+def schemas() -> Iterator[Schemas]:
+    """A schema registry."""
+    made = Schemas()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory, schemas: Schemas) -> Iterator[TypedTables]:
+    settings = {**SETTINGS, "schema_registry": schemas.url}
+    broker = BrokerProcess(tmp_path_factory.mktemp("tables") / "data", settings)
     broker.start()
     yield TypedTables(broker)
     broker.stop()
@@ -118,7 +127,7 @@ def test_a_table_that_cannot_be_filled_gets_no_feed(
     assert topic not in tables("list")
 
 
-def test_pause_resume_replay_and_drop(tables: TypedTables) -> None:
+def test_a_feed_is_paused_resumed_replayed_and_dropped(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "steps", 1)
     tables("create", "steps.t", "--topic", "steps", "--columns", "id UInt64, n UInt8")
     tables.produce("steps", '{"id": 1, "n": 1}', '{"id": 2, "n": 999}')
@@ -162,7 +171,7 @@ def counts(tables: TypedTables, feed: str) -> tuple[int, int]:
     return listed["rows"], listed["dead_letters"]
 
 
-def test_after_a_replay_list_and_describe_count_its_rows_and_what_is_dead_now(
+def test_list_and_describe_count_rows_and_dead_letters_after_a_replay(
     tables: TypedTables,
 ) -> None:
     create_topic(tables.broker.kafka, "mended", 2)
@@ -181,7 +190,7 @@ def test_after_a_replay_list_and_describe_count_its_rows_and_what_is_dead_now(
     assert counts(tables, "mended.t") == (4, 1)
 
 
-def test_a_replay_of_a_paused_feed_says_so_and_happens_when_it_is_resumed(
+def test_a_replay_of_a_paused_feed_happens_when_the_feed_is_resumed(
     tables: TypedTables,
 ) -> None:
     create_topic(tables.broker.kafka, "held", 1)
@@ -196,7 +205,7 @@ def test_a_replay_of_a_paused_feed_says_so_and_happens_when_it_is_resumed(
     tables.await_rows("held.t", 1)
 
 
-def test_a_replay_that_is_not_waited_for_returns_at_once(tables: TypedTables) -> None:
+def test_a_replay_with_no_wait_returns_at_once(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "later", 1)
     tables("create", "later.t", "--topic", "later", "--columns", "n UInt8")
     tables.produce("later", '{"n": 900}')
@@ -207,39 +216,38 @@ def test_a_replay_that_is_not_waited_for_returns_at_once(tables: TypedTables) ->
     assert asked == "asked for the dead letters again: later.t\n"
 
 
-def test_a_replay_that_no_broker_takes_ends_after_its_timeout_or_by_ctrl_c_and_stays_asked_for(
-    tmp_path: Path,
+def test_a_replay_that_cannot_happen_ends_by_timeout_or_ctrl_c_and_happens_later(
+    tables: TypedTables,
 ) -> None:
-    with BrokerProcess(tmp_path / "data", SETTINGS) as broker:
-        tables = TypedTables(broker)
-        create_topic(broker.kafka, "alone", 1)
-        tables("create", "alone.t", "--topic", "alone", "--columns", "n UInt8")
-        tables.produce("alone", '{"n": 900}')
-        tables.await_fed("alone.t", 1)
-        tables.sql("RENAME TABLE alone.t TO alone.away")  # the broker retries for ever
+    create_topic(tables.broker.kafka, "alone", 1)
+    tables("create", "alone.t", "--topic", "alone", "--columns", "n UInt8")
+    tables.produce("alone", '{"n": 900}')
+    tables.await_fed("alone.t", 1)
+    tables.sql("RENAME TABLE alone.t TO alone.away")  # the broker retries for ever
 
-        refused = tables.refused("replay", "alone.t", "--timeout", "1")
-        assert "no broker has parsed dead letters of alone.t, and 1 wait" in refused
+    refused = tables.refused("replay", "alone.t", "--timeout", "1")
+    assert "no broker has parsed dead letters of alone.t, and 1 wait" in refused
 
-        # One line for all its attempts.
-        assert broker.log().count("feed alone.t failed, and is retried: there is no table") == 1
+    # One line for all its attempts.
+    failed = "feed alone.t failed, and is retried: there is no table"
+    assert tables.broker.printed().count(failed) == 1
 
-        asked = "SELECT max(version) AS last FROM brokerhouse.table_feed_versions"
-        before = tables.sql(asked)
-        waiting = tables.begun("replay", "alone.t")
-        until(lambda: tables.sql(asked) != before, "another replay was asked for")
-        waiting.send_signal(signal.SIGINT)
-        assert waiting.wait(60) == 130
-        assert waiting.stderr is not None
-        assert waiting.stderr.read() == "the broker goes on with the replay of alone.t\n"
+    asked = "SELECT max(version) AS last FROM brokerhouse.table_feed_versions"
+    asked += " WHERE name = 'alone.t'"
+    before = tables.sql(asked)
+    waiting = tables.begun("replay", "alone.t")
+    until(lambda: tables.sql(asked) != before, "another replay was asked for")
+    waiting.send_signal(signal.SIGINT)
+    assert waiting.wait(60) == 130
+    assert waiting.stderr is not None
+    assert waiting.stderr.read() == "the broker goes on with the replay of alone.t\n"
 
-        tables.sql("ALTER TABLE alone.away MODIFY COLUMN n UInt16")
-        tables.sql("RENAME TABLE alone.away TO alone.t")
-        tables.await_rows("alone.t", 1)
-        broker.stop()
+    tables.sql("ALTER TABLE alone.away MODIFY COLUMN n UInt16")
+    tables.sql("RENAME TABLE alone.away TO alone.t")
+    tables.await_rows("alone.t", 1)
 
 
-def test_a_dead_letter_pauses_a_feed_that_is_to_stop(tables: TypedTables) -> None:
+def test_a_dead_letter_pauses_a_feed_with_stop_on_error(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "strict", 1)
     tables("create", "strict.t", "--topic", "strict", "--columns", "id UInt8", "--stop-on-error")
     tables.produce("strict", '{"id": 1}', '{"id": "x"}')
@@ -250,7 +258,7 @@ def test_a_dead_letter_pauses_a_feed_that_is_to_stop(tables: TypedTables) -> Non
     )
 
 
-def test_a_table_that_exists_is_filled_as_it_is(tables: TypedTables) -> None:
+def test_a_feed_fills_a_table_that_exists_already(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "given", 1)
     tables.sql("CREATE DATABASE given")
     tables.sql(
@@ -286,7 +294,7 @@ def test_only_committed_records_become_rows(tables: TypedTables) -> None:
     assert tables.sql("SELECT id FROM paid.t ORDER BY id") == [{"id": 0}, {"id": 2}]
 
 
-def test_where_a_feed_begins(tables: TypedTables) -> None:
+def test_a_feed_begins_at_the_latest_offset_or_at_a_time(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "begun", 1)
     tables.produce("begun", '{"id": 1}')
     until(lambda: tables.sql("SELECT now64(3) > max(timestamp) AS ok FROM brokerhouse.messages"
@@ -313,8 +321,8 @@ def test_where_a_feed_begins(tables: TypedTables) -> None:
         assert tables.sql(f"SELECT id FROM {table}") == [{"id": 2}]
 
 
-def test_a_topic_that_is_missing_is_made_where_bootstrap_says(
-    tables: TypedTables, tmp_path: Path
+def test_create_topics_creates_missing_topics_on_the_broker_of_bootstrap(
+    tables: TypedTables,
 ) -> None:
     create = ("create", "made.t", "--topic", "made", "--topic", "too", "--columns", "id UInt8")
     tables(*create, "--create-topics", "--bootstrap", tables.broker.kafka)
@@ -350,7 +358,7 @@ def test_a_topic_that_is_missing_is_made_where_bootstrap_says(
         (["describe", "x.t"], "there is no feed x.t"),
     ],
 )
-def test_what_cannot_work_is_one_sentence(
+def test_commands_that_cannot_work_end_with_one_sentence(
     tables: TypedTables, arguments: list[str], sentence: str
 ) -> None:
     if not tables.sql("SELECT 1 FROM brokerhouse.topics WHERE name = 'bad'"):
@@ -382,7 +390,9 @@ def test_a_new_table_may_keep_the_latest_row_of_each_key(tables: TypedTables) ->
 
 
 @pytest.mark.parametrize("name", ["orders", "a.b.c", "a.`b`", "a.b;c", ".t", "1.t"])
-def test_a_name_is_database_and_table(tables: TypedTables, name: str) -> None:
+def test_a_feed_name_that_is_not_database_and_table_is_refused(
+    tables: TypedTables, name: str
+) -> None:
     result = tables.usage_error("pause", name)
 
     assert "is not DATABASE.TABLE" in result
@@ -429,16 +439,46 @@ def test_a_definition_that_is_written_by_hand_cannot_do_more_than_its_writer(
     until(lambda: why in tables.broker.log(before), "the broker says what is wrong")
 
 
-def test_a_feed_goes_on_after_a_restart(tmp_path: Path) -> None:
-    broker = BrokerProcess(tmp_path / "data", SETTINGS)
-    with broker:
-        tables = TypedTables(broker)
-        create_topic(broker.kafka, "kept", 1)
-        tables("create", "kept.t", "--topic", "kept", "--columns", "id UInt64")
-        tables.produce("kept", '{"id": 1}')
-        tables.await_rows("kept.t", 1)
-        broker.restart()
-        tables.produce("kept", '{"id": 2}')
-        tables.await_rows("kept.t", 2)
-        assert tables.sql("SELECT id FROM kept.t ORDER BY id") == [{"id": 1}, {"id": 2}]
-        broker.stop()
+def test_a_feed_goes_on_after_a_restart(tables: TypedTables) -> None:
+    create_topic(tables.broker.kafka, "kept", 1)
+    tables("create", "kept.t", "--topic", "kept", "--columns", "id UInt64")
+    tables.produce("kept", '{"id": 1}')
+    tables.await_rows("kept.t", 1)
+    tables.broker.restart()
+    tables.produce("kept", '{"id": 2}')
+    tables.await_rows("kept.t", 2)
+    assert tables.sql("SELECT id FROM kept.t ORDER BY id") == [{"id": 1}, {"id": 2}]
+
+
+AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}
+PROTOBUF = 'syntax = "proto3"; message Order { int64 id = 1; }'
+
+
+@pytest.mark.parametrize(
+    ("form", "number", "schema", "kind", "message"),
+    [
+        # The message: in Avro a zigzag number; in Protobuf the first message of the schema,
+        # field 1 as a varint, and the number.
+        ("avro", 1, json.dumps(AVRO), "AVRO", b"\x0e"),
+        ("protobuf", 2, PROTOBUF, "PROTOBUF", b"\0\x08\x07"),
+    ],
+)
+def test_a_table_is_filled_by_the_schemas_of_a_registry(
+    tables: TypedTables,
+    schemas: Schemas,
+    form: str,
+    number: int,
+    schema: str,
+    kind: str,
+    message: bytes,
+) -> None:
+    schemas.add_text(number, schema, schemaType=kind)
+    topic, name = f"by-{form}", f"registered.{form}"
+    create_topic(tables.broker.kafka, topic, 1)
+    tables("create", name, "--topic", topic, "--input-format", form, "--columns", "id UInt64")
+    producer = confluent_kafka.Producer({"bootstrap.servers": tables.broker.kafka})
+    producer.produce(topic, b"\0" + number.to_bytes(4, "big") + message)
+    assert producer.flush(60) == 0
+    tables.await_fed(name, 1)
+
+    assert tables.sql(f"SELECT id FROM {name}") == [{"id": 7}]

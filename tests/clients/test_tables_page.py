@@ -9,7 +9,9 @@ from tests.support.doc_session import sessions, typed, words
 from tests.support.typed_tables import SETTINGS, TypedTables
 
 
-def test_the_session_prints_what_the_page_shows(own_broker: Callable[..., BrokerProcess]) -> None:
+def test_the_session_of_tables_md_prints_what_the_page_shows(
+    own_broker: Callable[..., BrokerProcess],
+) -> None:
     broker = own_broker(**SETTINGS)
     tables = TypedTables(broker)
     (make, _), (ask, shown), (mend, mended) = sessions("tables.md")

@@ -22,7 +22,7 @@ def outcome(future: Any) -> Any:
 
 
 @pytest.mark.each_change
-def test_confluent_makes_changes_describes_and_deletes(
+def test_confluent_kafka_creates_changes_describes_and_deletes_topics(
     broker: BrokerProcess, confluent: ConfluentAdmin, topic: str
 ) -> None:
     made = confluent.create_topics(
@@ -74,7 +74,7 @@ def test_confluent_makes_changes_describes_and_deletes(
 
 
 @pytest.mark.each_change
-def test_kafka_python_makes_changes_describes_and_deletes(
+def test_kafka_python_creates_grows_describes_and_deletes_topics(
     broker: BrokerProcess, kafka_python: Any, topic: str
 ) -> None:
     kafka_python.create_topics({topic: {"num_partitions": 2, "configs": {"retention.ms": "5"}}})

@@ -33,7 +33,7 @@ def test_kafka_features_lists_the_features_and_leaves_them_at_their_levels(run: 
     assert "transaction.version is at level 2" in refused
 
 
-def test_kafka_features_says_without_a_change_what_it_would_do(run: Tools) -> None:
+def test_kafka_features_with_dry_run_says_what_it_would_do(run: Tools) -> None:
     def dry(command: str, *levels: str) -> tuple[str, ...]:
         features = [part for level in levels for part in ("--feature", level)]
         return FEATURES, command, "--dry-run", *features
@@ -98,7 +98,7 @@ def test_kafka_acls_says_that_no_authorizer_is_configured(
     assert "SecurityDisabledException: No Authorizer is configured" in told
 
 
-def test_kafka_reassign_partitions_moves_a_partition_to_where_it_is(
+def test_kafka_reassign_partitions_succeeds_only_to_the_broker_with_the_partition(
     run: Tools, broker: BrokerProcess, topic: str, tmp_path: Path
 ) -> None:
     run(TOPICS, "--create", "--topic", topic)

@@ -50,7 +50,7 @@ def shown(wire: AdminWire, kind: int, name: str, config: str) -> tuple[Any, ...]
     return found.value, found.config_source, [one.source for one in found.synonyms]
 
 
-def test_what_is_set_for_a_broker_counts_before_what_is_set_for_all(
+def test_a_setting_of_one_broker_wins_over_that_of_all_and_survives_a_kill(
     configured: BrokerProcess, topic: str
 ) -> None:
     process, own = configured, f"{topic}-own"
@@ -84,7 +84,7 @@ def produced(wire: Wire, target: Target) -> int:
     return int(answer.responses[0].partition_responses[0].error_code)
 
 
-def test_records_are_refused_by_the_size_that_was_set_last(
+def test_a_change_of_message_max_bytes_refuses_larger_batches_at_once(
     configured: BrokerProcess, topic: str
 ) -> None:
     wire = AdminWire(configured.kafka)
@@ -98,7 +98,7 @@ def test_records_are_refused_by_the_size_that_was_set_last(
     wire.close()
 
 
-def test_records_are_deleted_by_the_age_that_was_set_last(
+def test_a_change_of_log_retention_ms_deletes_older_records(
     configured: BrokerProcess, topic: str
 ) -> None:
     wire = AdminWire(configured.kafka)
@@ -118,7 +118,7 @@ def test_records_are_deleted_by_the_age_that_was_set_last(
     wire.close()
 
 
-def test_connections_are_refused_by_the_limit_that_was_set_last(
+def test_a_change_of_max_connections_refuses_more_connections_at_once(
     configured: BrokerProcess, topic: str
 ) -> None:
     process = configured
@@ -134,7 +134,7 @@ def test_connections_are_refused_by_the_limit_that_was_set_last(
 
 
 @pytest.mark.one_broker("names the only broker there is")
-def test_a_setting_that_cannot_change_is_named(wire: AdminWire) -> None:
+def test_a_refused_change_of_a_setting_names_the_setting(wire: AdminWire) -> None:
     for steps, code, named in (
         ([("num.partitions", SET, "3")], INVALID_REQUEST, "num_partitions"),
         ([("num.partitions", DELETE, None)], INVALID_REQUEST, "num_partitions"),
@@ -202,7 +202,7 @@ def test_alter_configs_replaces_all_that_is_set_for_a_broker(configured: BrokerP
     wire.close()
 
 
-def test_confluent_changes_a_setting(configured: BrokerProcess) -> None:
+def test_confluent_kafka_changes_a_setting_of_the_broker(configured: BrokerProcess) -> None:
     admin = ConfluentAdmin({"bootstrap.servers": configured.kafka})
 
     def after(operation: AlterConfigOpType, value: str | None) -> tuple[str | None, int]:
@@ -220,7 +220,7 @@ def test_confluent_changes_a_setting(configured: BrokerProcess) -> None:
     assert after(AlterConfigOpType.DELETE, None)[1] == DEFAULT
 
 
-def test_levels_of_loggers_change_and_a_restart_forgets_them(configured: BrokerProcess) -> None:
+def test_levels_of_loggers_change_until_a_restart(configured: BrokerProcess) -> None:
     process = configured
     wire = AdminWire(process.kafka)
 
@@ -258,7 +258,7 @@ def test_levels_of_loggers_change_and_a_restart_forgets_them(configured: BrokerP
     wire.close()
 
 
-def test_configs_of_groups_and_client_metrics_are_kept(configured: BrokerProcess) -> None:
+def test_configs_of_groups_and_client_metrics_survive_a_kill(configured: BrokerProcess) -> None:
     process = configured
     wire = AdminWire(process.kafka)
     rows = (
@@ -288,7 +288,9 @@ def test_configs_of_groups_and_client_metrics_are_kept(configured: BrokerProcess
     wire.close()
 
 
-def test_configs_of_groups_and_client_metrics_are_checked(wire: AdminWire, topic: str) -> None:
+def test_wrong_configs_of_groups_and_client_metrics_are_refused(
+    wire: AdminWire, topic: str
+) -> None:
     for kind, name, step, code in (
         (GROUP, topic, ("consumer.session.timeout.ms", SET, "1"), INVALID_CONFIG),
         (GROUP, topic, ("share.auto.offset.reset", SET, "soon"), INVALID_CONFIG),

@@ -85,7 +85,7 @@ def removed(entity: Entity, values: Mapping[str, float]) -> Any:
     return entry(entity, **dict.fromkeys(values))
 
 
-def test_a_filter_finds_the_entities_that_have_all_its_types(stored: AdminWire) -> None:
+def test_a_filter_finds_the_quotas_of_entities_with_all_its_types(stored: AdminWire) -> None:
     alice, anybody = ("user", EXACT, "alice"), ("user", DEFAULT, None)
     some_user, some_client = ("user", ANY, None), ("client-id", ANY, None)
     for components, found, found_strictly in (
@@ -103,7 +103,7 @@ def test_a_filter_finds_the_entities_that_have_all_its_types(stored: AdminWire) 
     assert described(stored)[ALICE] == {"producer_byte_rate": 1024.0, "request_percentage": 12.5}
 
 
-def test_a_filter_that_is_wrong_is_refused(wire: AdminWire) -> None:
+def test_a_wrong_filter_of_quotas_is_refused(wire: AdminWire) -> None:
     for components, code in (
         ((("planet", ANY, None),), UNSUPPORTED_VERSION),
         ((("", ANY, None),), INVALID_REQUEST),
@@ -119,7 +119,7 @@ def test_a_filter_that_is_wrong_is_refused(wire: AdminWire) -> None:
         assert answer.error_message
 
 
-def test_a_change_that_is_wrong_changes_nothing(wire: AdminWire, topic: str) -> None:
+def test_a_wrong_change_of_quotas_changes_nothing(wire: AdminWire, topic: str) -> None:
     user: Entity = (("user", topic),)
     for entity, values in (
         ((), {"producer_byte_rate": 1.0}),
@@ -150,7 +150,9 @@ def test_a_change_that_is_wrong_changes_nothing(wire: AdminWire, topic: str) -> 
     assert described(wire, ("user", EXACT, topic)) == {}
 
 
-def test_each_entity_of_a_request_succeeds_or_fails_by_itself(wire: AdminWire, topic: str) -> None:
+def test_quotas_of_each_entity_in_a_request_succeed_or_fail_alone(
+    wire: AdminWire, topic: str
+) -> None:
     user, default = (("user", topic),), (("client-id", None), ("user", topic))
     bad = entry((("user", f"{topic}-bad"),), producer_byte_rate=-1.0)
     good = entry(user, producer_byte_rate=1.0, consumer_byte_rate=2.0)
@@ -170,7 +172,7 @@ def test_each_entity_of_a_request_succeeds_or_fails_by_itself(wire: AdminWire, t
     assert alter(wire, entry(user, consumer_byte_rate=None)) == [0]
 
 
-def test_any_text_can_be_a_name(wire: AdminWire) -> None:
+def test_any_text_can_be_the_name_of_a_user_with_quotas(wire: AdminWire) -> None:
     user: Entity = (("user", "null \0, line\n, quotes \"'`, back\\slash\\, %2F, {a:String}, é 😀"),)
     assert alter(wire, entry(user, producer_byte_rate=1.0)) == [0]
     assert described(wire, ("user", EXACT, user[0][1])) == {user: {"producer_byte_rate": 1.0}}
@@ -178,7 +180,7 @@ def test_any_text_can_be_a_name(wire: AdminWire) -> None:
     assert described(wire, ("user", EXACT, user[0][1])) == {}
 
 
-def test_quotas_are_still_there_after_a_crash(configured: BrokerProcess) -> None:
+def test_quotas_survive_a_kill(configured: BrokerProcess) -> None:
     process = configured
     wire = AdminWire(process.kafka)
     assert alter(

@@ -36,7 +36,7 @@ def test_the_cluster_is_described_in_every_version(
     assert answer.authorized_operations == operations
 
 
-def test_controllers_are_not_to_be_found_here(wire: AdminWire) -> None:
+def test_a_request_for_controllers_is_refused(wire: AdminWire) -> None:
     for endpoint_type, code in ((2, MISMATCHED_ENDPOINT_TYPE), (9, UNSUPPORTED_ENDPOINT_TYPE)):
         answer = wire.ask(ApiKey.DescribeCluster, 1, endpoint_type=endpoint_type)
         assert (answer.error_code, list(answer.brokers)) == (code, [])
@@ -72,7 +72,7 @@ def test_log_dirs_are_described_in_every_version(
         for version in range(api.min_version, api.max_version + 1)
     ],
 )
-def test_every_version_that_is_advertised_is_answered(
+def test_an_empty_request_in_every_advertised_version_is_answered(
     wire: AdminWire, key: ApiKey, version: int
 ) -> None:
     fields: dict[str, Any] = {}

@@ -63,7 +63,7 @@ def test_only_the_configs_asked_for_are_described(wire: AdminWire, topic: str) -
 
 
 @pytest.mark.one_broker("says what the only broker there is says of itself")
-def test_configs_of_what_is_not_there_are_refused(wire: AdminWire, topic: str) -> None:
+def test_describing_configs_of_unknown_resources_is_refused(wire: AdminWire, topic: str) -> None:
     for kind, name, code in (
         (TOPIC, topic, UNKNOWN_TOPIC_OR_PARTITION),
         (TOPIC, "a b", INVALID_TOPIC),
@@ -189,7 +189,7 @@ def test_configs_are_set_deleted_appended_and_subtracted(
     assert after(("flush.ms", DELETE, None)) == {"cleanup.policy": "compact"}
 
 
-def test_a_change_that_is_wrong_changes_nothing(wire: AdminWire, topic: str) -> None:
+def test_a_wrong_change_of_topic_configs_changes_nothing(wire: AdminWire, topic: str) -> None:
     create(wire, new_topic(topic, configs={"retention.ms": "1"}))
     good = ("segment.ms", SET, "9")
     for steps, code in (
@@ -209,7 +209,7 @@ def test_a_change_that_is_wrong_changes_nothing(wire: AdminWire, topic: str) -> 
 
 
 @pytest.mark.one_broker("says what the only broker there is says of itself")
-def test_only_what_there_is_can_be_altered(wire: AdminWire, topic: str) -> None:
+def test_altering_configs_of_unknown_resources_is_refused(wire: AdminWire, topic: str) -> None:
     good = ("segment.ms", SET, "9")
     assert alter(wire, TOPIC, topic, good).error_code == UNKNOWN_TOPIC_OR_PARTITION
     assert alter(wire, TOPIC, "", good).error_code == INVALID_REQUEST
@@ -220,7 +220,9 @@ def test_only_what_there_is_can_be_altered(wire: AdminWire, topic: str) -> None:
     assert "CLIENT_METRICS (16)" in refused.error_message
 
 
-def test_a_resource_twice_in_a_request_is_refused_both_times(wire: AdminWire, topic: str) -> None:
+def test_a_resource_named_twice_in_a_request_is_refused_both_times(
+    wire: AdminWire, topic: str
+) -> None:
     create(wire, new_topic(topic))
     rows = IncrementalAlterConfigs.AlterConfigsResource
     resource = rows(
@@ -236,7 +238,9 @@ def test_a_resource_twice_in_a_request_is_refused_both_times(wire: AdminWire, to
 
 
 @pytest.mark.one_broker("says what the only broker there is says of itself")
-def test_what_has_configs_is_listed(wire: AdminWire, topic: str) -> None:
+def test_list_config_resources_lists_topics_brokers_and_loggers(
+    wire: AdminWire, topic: str
+) -> None:
     create(wire, new_topic(topic))
     assert list(wire.ask(ApiKey.ListConfigResources, 0).config_resources) == []
 

@@ -74,7 +74,7 @@ def test_settings_are_shown_under_kafkas_names(configured: BrokerProcess) -> Non
     assert found["offsets.retention.minutes"] == "60"
 
 
-def test_what_kafka_changes_while_it_runs_is_stored_or_refused_with_a_reason(
+def test_configs_that_kafka_changes_at_runtime_are_stored_or_refused_with_a_reason(
     wire: AdminWire,
 ) -> None:
     for row in rows():
@@ -108,7 +108,7 @@ def test_what_kafka_changes_while_it_runs_is_stored_or_refused_with_a_reason(
         ("log.cleanup.policy", "compact", "cannot be set: this broker has no such default"),
     ],
 )
-def test_a_value_that_kafka_does_not_take_and_what_would_be_missed_are_refused(
+def test_wrong_values_and_configs_without_an_effect_here_are_refused(
     wire: AdminWire, name: str, value: str, problem: str
 ) -> None:
     result = alter(wire, BROKER, BROKER_1, (name, SET, value))
@@ -117,7 +117,7 @@ def test_a_value_that_kafka_does_not_take_and_what_would_be_missed_are_refused(
     assert problem in result.error_message
 
 
-def test_a_stored_config_is_shown_after_a_restart_until_it_is_deleted(
+def test_a_stored_config_survives_a_restart_until_it_is_deleted(
     configured: BrokerProcess,
 ) -> None:
     process = configured
@@ -141,7 +141,7 @@ def test_a_stored_config_is_shown_after_a_restart_until_it_is_deleted(
     wire.close()
 
 
-def test_kafka_configs_shows_what_it_has_set(run: Tools) -> None:
+def test_kafka_configs_shows_the_broker_config_that_it_has_set(run: Tools) -> None:
     broker = ("--entity-type", "brokers", "--entity-name", BROKER_1)
     run(CONFIGS, "--alter", *broker, "--add-config", "log.cleaner.threads=2")
     assert "log.cleaner.threads=2" in run(CONFIGS, "--describe", *broker)

@@ -37,7 +37,7 @@ def test_api_versions_lists_what_is_served_in_every_version(wire: AdminWire, ver
     assert answer.error_code == 0
 
 
-def test_a_version_of_api_versions_that_is_not_known_is_answered_in_version_0(
+def test_an_unknown_version_of_api_versions_is_answered_in_version_0(
     wire: AdminWire,
 ) -> None:
     wire.send(struct.pack(">hhih", ApiKey.ApiVersions, 99, 7, 4) + b"next" + b"\x00\xff\xff")
@@ -50,7 +50,7 @@ def test_a_version_of_api_versions_that_is_not_known_is_answered_in_version_0(
 
 
 @pytest.mark.parametrize("name", [b"", b"-x", b"a b", "ä".encode()])
-def test_a_client_without_a_proper_name_is_told_so(wire: AdminWire, name: bytes) -> None:
+def test_api_versions_refuses_a_client_without_a_proper_name(wire: AdminWire, name: bytes) -> None:
     def compact(text: bytes) -> bytes:
         return bytes([len(text) + 1]) + text
 
@@ -88,7 +88,7 @@ def test_metadata_describes_a_topic_in_every_version(
         assert described.topic_id == made.topic_id
 
 
-def test_metadata_of_all_topics_and_of_none(wire: AdminWire, topic: str) -> None:
+def test_metadata_lists_all_topics_or_none(wire: AdminWire, topic: str) -> None:
     create(wire, new_topic(topic))
     assert topic in {row.name for row in metadata(wire, None).topics}
     assert topic in {row.name for row in wire.ask(ApiKey.Metadata, 0, topics=[]).topics}
@@ -104,7 +104,7 @@ def test_all_topics_are_described_as_librdkafka_asks_for_them(wire: AdminWire, t
     assert topic in {row.name for row in answer.topics}
 
 
-def test_metadata_by_topic_id(wire: AdminWire, topic: str) -> None:
+def test_metadata_finds_topics_by_their_id(wire: AdminWire, topic: str) -> None:
     [made] = create(wire, new_topic(topic))
     unknown = uuid.uuid4()
     known = asked(None, topic_id=made.topic_id)
@@ -118,7 +118,9 @@ def test_metadata_refuses_topic_ids_before_version_12(wire: AdminWire, topic: st
     assert codes(answer.topics) == [INVALID_REQUEST]
 
 
-def test_a_topic_is_made_when_it_is_asked_for_with_leave(wire: AdminWire, topic: str) -> None:
+def test_metadata_creates_a_topic_only_if_the_request_allows_it(
+    wire: AdminWire, topic: str
+) -> None:
     assert codes(metadata(wire, asked(topic)).topics) == [UNKNOWN_TOPIC_OR_PARTITION]
     [made] = made_on_demand(
         lambda: metadata(wire, asked(topic), allow_auto_topic_creation=True).topics,
@@ -128,7 +130,7 @@ def test_a_topic_is_made_when_it_is_asked_for_with_leave(wire: AdminWire, topic:
     assert metadata(wire, asked(topic)).topics[0].topic_id == made.topic_id
 
 
-def test_thousands_of_topics_are_made_by_one_request_while_other_clients_go_on(
+def test_one_request_creates_thousands_of_topics_while_other_clients_are_answered(
     own_broker: OwnBrokers, topic: str
 ) -> None:
     process = own_broker()
@@ -161,7 +163,9 @@ def test_thousands_of_topics_are_made_by_one_request_while_other_clients_go_on(
     assert int(stored[0]["last"]) <= 5
 
 
-def test_no_topic_is_made_where_the_setting_says_so(configured: BrokerProcess, topic: str) -> None:
+def test_metadata_creates_no_topic_if_the_setting_forbids_it(
+    configured: BrokerProcess, topic: str
+) -> None:
     wire = AdminWire(configured.kafka)
     answer = metadata(wire, asked(topic, "a b"), allow_auto_topic_creation=True)
     assert codes(answer.topics) == [UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC]
@@ -169,12 +173,16 @@ def test_no_topic_is_made_where_the_setting_says_so(configured: BrokerProcess, t
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a b", "ä", "x" * 250])
-def test_no_topic_is_made_under_a_name_that_kafka_refuses(wire: AdminWire, name: str) -> None:
+def test_metadata_creates_no_topic_with_a_name_that_kafka_refuses(
+    wire: AdminWire, name: str
+) -> None:
     answer = metadata(wire, asked(name), allow_auto_topic_creation=True)
     assert codes(answer.topics) == [INVALID_TOPIC]
 
 
-def test_authorized_operations_are_told_when_asked_for(wire: AdminWire, topic: str) -> None:
+def test_metadata_has_authorized_operations_when_they_are_asked_for(
+    wire: AdminWire, topic: str
+) -> None:
     create(wire, new_topic(topic))
     plain = metadata(wire, asked(topic), 10)
     assert plain.authorized_operations is None

@@ -53,7 +53,9 @@ def results(answer: Any) -> dict[str, list[tuple[int, int]]]:
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_no_election_is_needed(wire: AdminWire, topic: str, kind: int) -> None:
+def test_an_election_of_a_partition_is_answered_as_not_needed(
+    wire: AdminWire, topic: str, kind: int
+) -> None:
     create(wire, new_topic(topic, 2))
     answer = elect(wire, {topic: [0, 1, 7], "no-such-topic": [0]}, kind)
     assert answer.error_code == 0
@@ -67,7 +69,7 @@ def test_no_election_is_needed(wire: AdminWire, topic: str, kind: int) -> None:
     }
 
 
-def test_of_all_partitions_those_that_need_no_election_are_left_out(
+def test_an_election_of_all_partitions_leaves_out_those_that_need_none(
     wire: AdminWire, topic: str
 ) -> None:
     create(wire, new_topic(topic, 2))

@@ -41,7 +41,7 @@ from tests.support.waiting import until
 
 
 @pytest.mark.parametrize("version", range(2, 8))
-def test_a_topic_is_made_in_every_version(wire: AdminWire, topic: str, version: int) -> None:
+def test_a_topic_is_created_in_every_version(wire: AdminWire, topic: str, version: int) -> None:
     configs = {"retention.ms": "1000"}
     [made] = create(wire, new_topic(topic, 4, 1, configs=configs), version=version)
     assert (made.name, made.error_code, made.error_message) == (topic, 0, None)
@@ -57,7 +57,9 @@ def test_a_topic_is_made_in_every_version(wire: AdminWire, topic: str, version: 
         assert made.topic_id == described.topic_id
 
 
-def test_partitions_default_to_the_setting(configured: BrokerProcess, topic: str) -> None:
+def test_a_new_topic_has_as_many_partitions_as_the_setting_says(
+    configured: BrokerProcess, topic: str
+) -> None:
     wire = AdminWire(configured.kafka)
     create(wire, new_topic(topic))
     assert len(metadata(wire, asked(topic)).topics[0].partitions) == 3
@@ -73,7 +75,7 @@ def test_partitions_default_to_the_setting(configured: BrokerProcess, topic: str
     wire.close()
 
 
-def test_validate_only_makes_nothing(wire: AdminWire, topic: str) -> None:
+def test_validate_only_creates_no_topic(wire: AdminWire, topic: str) -> None:
     [checked] = create(wire, new_topic(topic, 2), validate_only=True)
     assert (checked.error_code, checked.num_partitions) == (0, 2)
     assert codes(metadata(wire, asked(topic)).topics) == [UNKNOWN_TOPIC_OR_PARTITION]
@@ -81,7 +83,9 @@ def test_validate_only_makes_nothing(wire: AdminWire, topic: str) -> None:
     assert refused.error_code == INVALID_PARTITIONS
 
 
-def test_each_topic_of_a_request_stands_for_itself(wire: AdminWire, topic: str) -> None:
+def test_each_topic_of_a_create_request_succeeds_or_fails_by_itself(
+    wire: AdminWire, topic: str
+) -> None:
     create(wire, new_topic(f"{topic}.old"))
     wanted = {
         f"{topic}-good": (new_topic(f"{topic}-good"), 0),
@@ -103,7 +107,9 @@ def test_each_topic_of_a_request_stands_for_itself(wire: AdminWire, topic: str) 
 
 
 @pytest.mark.one_broker("says what the only broker there is says of itself")
-def test_partitions_may_be_assigned_to_the_broker_there_is(wire: AdminWire, topic: str) -> None:
+def test_partitions_of_a_new_topic_can_be_assigned_to_the_only_broker(
+    wire: AdminWire, topic: str
+) -> None:
     rows = {
         "good": ([(1, [1]), (0, [1])], 0),
         "gap": ([(0, [1]), (2, [1])], INVALID_REPLICA_ASSIGNMENT),
@@ -121,7 +127,7 @@ def test_partitions_may_be_assigned_to_the_broker_there_is(wire: AdminWire, topi
     assert mixed.error_code == INVALID_REQUEST
 
 
-def test_a_topic_twice_in_a_request_is_refused(wire: AdminWire, topic: str) -> None:
+def test_a_topic_named_twice_in_a_request_is_not_created(wire: AdminWire, topic: str) -> None:
     [result] = create(wire, new_topic(topic, 1), new_topic(topic, 2))
     assert (result.name, result.error_code) == (topic, INVALID_REQUEST)
     assert codes(metadata(wire, asked(topic)).topics) == [UNKNOWN_TOPIC_OR_PARTITION]
@@ -135,7 +141,7 @@ def test_a_request_for_too_many_partitions_is_refused_as_a_whole(
     assert "10000 at most" in results[0].error_message
 
 
-def test_topics_and_their_configs_outlive_the_broker(configured: BrokerProcess, topic: str) -> None:
+def test_topics_and_their_configs_survive_a_restart(configured: BrokerProcess, topic: str) -> None:
     process = configured
     wire = AdminWire(process.kafka)
     [made] = create(wire, new_topic(topic, 3, configs={"retention.ms": "77"}))
@@ -164,7 +170,9 @@ def test_a_topic_is_deleted_by_name_in_every_version(
     assert codes(metadata(wire, asked(topic)).topics) == [UNKNOWN_TOPIC_OR_PARTITION]
 
 
-def test_a_topic_is_deleted_by_id_and_made_again_under_another(wire: AdminWire, topic: str) -> None:
+def test_a_topic_deleted_by_id_is_created_again_with_another_id(
+    wire: AdminWire, topic: str
+) -> None:
     [first] = create(wire, new_topic(topic))
     [gone] = delete(wire, (None, first.topic_id))
     assert (gone.name, gone.topic_id, gone.error_code) == (topic, first.topic_id, 0)
@@ -174,7 +182,7 @@ def test_a_topic_is_deleted_by_id_and_made_again_under_another(wire: AdminWire, 
     assert codes(metadata(wire, asked(topic)).topics) == [0]
 
 
-def test_a_client_that_does_not_wait_is_told_so_and_the_change_goes_on(
+def test_a_change_with_a_timeout_of_0_is_answered_as_timed_out_and_happens(
     wire: AdminWire, topic: str
 ) -> None:
     def found() -> Any:
@@ -191,7 +199,7 @@ def test_a_client_that_does_not_wait_is_told_so_and_the_change_goes_on(
     until(lambda: found().error_code == UNKNOWN_TOPIC_OR_PARTITION, "the topic is deleted")
 
 
-def test_topics_to_delete_are_named_once_and_clearly(wire: AdminWire, topic: str) -> None:
+def test_a_delete_request_with_unclear_topics_deletes_nothing(wire: AdminWire, topic: str) -> None:
     [made] = create(wire, new_topic(topic))
     assert codes(delete(wire, (f"{topic}-x", None))) == [UNKNOWN_TOPIC_OR_PARTITION]
     assert codes(delete(wire, (None, None))) == [INVALID_REQUEST]
@@ -241,7 +249,7 @@ def test_a_topic_grows_in_every_version(wire: AdminWire, topic: str, version: in
     assert len(metadata(wire, asked(topic)).topics[0].partitions) == 5
 
 
-def test_a_topic_only_grows(wire: AdminWire, topic: str) -> None:
+def test_a_topic_cannot_shrink(wire: AdminWire, topic: str) -> None:
     create(wire, new_topic(topic, 2))
     for count in (2, 1, 0, -1):
         [result] = grow(wire, 3, (topic, count, None))
@@ -253,7 +261,9 @@ def test_a_topic_only_grows(wire: AdminWire, topic: str) -> None:
 
 
 @pytest.mark.one_broker("says what the only broker there is says of itself")
-def test_new_partitions_are_assigned_to_the_broker_there_is(wire: AdminWire, topic: str) -> None:
+def test_new_partitions_can_be_assigned_only_to_the_only_broker(
+    wire: AdminWire, topic: str
+) -> None:
     create(wire, new_topic(topic, 1))
     assert codes(grow(wire, 3, (topic, 3, [[1]]))) == [INVALID_REPLICA_ASSIGNMENT]
     assert codes(grow(wire, 3, (topic, 3, [[1], [2]]))) == [INVALID_REPLICA_ASSIGNMENT]
@@ -261,7 +271,7 @@ def test_new_partitions_are_assigned_to_the_broker_there_is(wire: AdminWire, top
     assert codes(grow(wire, 3, (topic, 3, [[1], [1]]))) == [0]
 
 
-def test_many_topics_are_made_grow_and_go_in_one_change_each(
+def test_many_topics_are_created_grown_and_deleted_in_one_change_each(
     configured: BrokerProcess, topic: str
 ) -> None:
     broker = configured

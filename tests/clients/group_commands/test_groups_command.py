@@ -33,7 +33,7 @@ def test_groups_are_listed_with_state_protocol_and_members(
         assert len(fields("list", "--state", "PreparingRebalance", *to)) == 1
 
 
-def test_a_groups_name_cannot_drive_the_terminal(
+def test_control_characters_in_a_groups_name_are_printed_escaped(
     broker: BrokerProcess, filled: str, to: tuple[str, str]
 ) -> None:
     group = f"{filled} \x1b[31m[red]"
@@ -108,7 +108,7 @@ def test_a_group_without_members_keeps_its_offsets_and_its_lag(
     ]  # fmt: skip
 
 
-def test_a_member_whose_assignment_is_no_consumers_is_described_all_the_same(
+def test_a_member_with_an_unreadable_assignment_is_described_without_it(
     broker: BrokerProcess, group: str, to: tuple[str, str]
 ) -> None:
     with KafkaAdminClient(bootstrap_servers=broker.kafka, client_id="odd") as admin:
@@ -157,7 +157,7 @@ async def join_with_nonsense(admin: KafkaAdminClient, group: str) -> str:
 
 
 @pytest.mark.each_change
-def test_groups_without_members_are_deleted_and_each_of_the_others_is_told(
+def test_delete_deletes_groups_without_members_and_names_each_of_the_others(
     broker: BrokerProcess, stopped_group: str, filled: str, to: tuple[str, str]
 ) -> None:
     busy = f"{stopped_group}.busy"
@@ -177,7 +177,9 @@ def test_groups_without_members_are_deleted_and_each_of_the_others_is_told(
     assert read_next(broker, stopped_group, filled) == [str(n) for n in range(RECORDS)]
 
 
-def test_a_group_that_does_not_exist_is_named_and_not_made(to: tuple[str, str]) -> None:
+def test_describing_or_deleting_an_unknown_group_names_it_and_does_not_create_it(
+    to: tuple[str, str],
+) -> None:
     assert complaint(1, "groups", "describe", "nobody", *to) == "group nobody does not exist"
     assert complaint(1, "groups", "delete", "nobody", *to) == "group nobody does not exist"
     assert "nobody" not in {line[0] for line in fields("list", *to)}
@@ -193,7 +195,9 @@ def test_a_group_that_does_not_exist_is_named_and_not_made(to: tuple[str, str]) 
         ["delete", "g"],
     ],
 )
-def test_a_broker_that_is_not_there_is_named(command: list[str], closed_port: int) -> None:
+def test_groups_commands_name_a_broker_that_refuses_connections(
+    command: list[str], closed_port: int
+) -> None:
     text = complaint(1, "groups", *command, "--bootstrap", f"127.0.0.1:{closed_port}")
     assert text.startswith(f"no broker at 127.0.0.1:{closed_port} (Connection refused): ")
 
@@ -210,7 +214,7 @@ def test_a_broker_that_is_not_there_is_named(command: list[str], closed_port: in
         ["delete"],
     ],
 )
-def test_a_wrong_command_line_is_exit_code_2(arguments: list[str]) -> None:
+def test_groups_with_a_wrong_command_line_ends_with_exit_code_2(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, ["groups", *arguments])
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Traceback" not in result.stderr

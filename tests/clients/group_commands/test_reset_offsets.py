@@ -33,7 +33,7 @@ RESETS = {
 
 
 @pytest.mark.parametrize("kind", RESETS)
-def test_a_reset_is_where_a_consumer_goes_on(
+def test_a_consumer_goes_on_from_the_offset_of_a_reset(
     broker: BrokerProcess, stopped_group: str, filled: str, to: tuple[str, str], kind: str
 ) -> None:
     arguments, offset = RESETS[kind]
@@ -45,7 +45,7 @@ def test_a_reset_is_where_a_consumer_goes_on(
     assert read_next(broker, stopped_group, filled) == [str(n) for n in range(offset, RECORDS)]
 
 
-def test_unless_told_to_a_reset_only_shows_what_it_would_do(
+def test_a_reset_without_execute_shows_the_offsets_and_stores_none(
     broker: BrokerProcess, stopped_group: str, filled: str, to: tuple[str, str]
 ) -> None:
     reset = ("reset-offsets", stopped_group, "--topic", filled, "--to-latest")
@@ -124,7 +124,7 @@ def test_a_reset_touches_only_the_partitions_it_names(
     ]  # fmt: skip
 
 
-def test_a_group_that_does_not_exist_is_made_by_a_reset(
+def test_a_reset_creates_a_group_that_does_not_exist(
     broker: BrokerProcess, group: str, filled: str, to: tuple[str, str]
 ) -> None:
     output("groups", "reset-offsets", group, "--topic", filled, "--to-offset", "8",
@@ -133,7 +133,7 @@ def test_a_group_that_does_not_exist_is_made_by_a_reset(
     assert read_next(broker, group, filled) == ["8", "9"]
 
 
-def test_a_group_at_work_is_not_reset(
+def test_a_group_with_members_is_not_reset(
     broker: BrokerProcess, stopped_group: str, filled: str, to: tuple[str, str]
 ) -> None:
     with consuming(broker, stopped_group, filled) as consumer:
@@ -148,7 +148,7 @@ def test_a_group_at_work_is_not_reset(
     assert committed(broker, stopped_group) == {(filled, 0): COMMITTED}
 
 
-def test_a_group_that_comes_to_life_in_the_middle_of_a_reset_keeps_its_offsets(
+def test_a_group_that_gets_members_during_a_reset_keeps_its_offsets(
     broker: BrokerProcess, stopped_group: str, filled: str
 ) -> None:
     with consuming(broker, stopped_group, filled) as consumer:
@@ -162,7 +162,7 @@ def test_a_group_that_comes_to_life_in_the_middle_of_a_reset_keeps_its_offsets(
     assert committed(broker, stopped_group) == {(filled, 0): COMMITTED}
 
 
-def test_offsets_go_to_a_file_and_back(
+def test_offsets_are_exported_to_a_file_and_reset_from_it(
     broker: BrokerProcess, stopped_group: str, filled: str, to: tuple[str, str], tmp_path: Path
 ) -> None:
     file = tmp_path / "offsets.csv"
@@ -192,7 +192,7 @@ def test_offsets_go_to_a_file_and_back(
         ("", "the file has no offsets for group {group}"),
     ],
 )
-def test_a_file_that_does_not_fit_changes_nothing(
+def test_a_file_of_offsets_that_does_not_fit_changes_nothing(
     broker: BrokerProcess,
     stopped_group: str,
     filled: str,
@@ -209,7 +209,7 @@ def test_a_file_that_does_not_fit_changes_nothing(
     assert committed(broker, stopped_group) == {(filled, 0): COMMITTED}
 
 
-def test_partitions_that_are_not_there_are_named_and_nothing_is_done(
+def test_a_reset_of_unknown_partitions_names_them_and_stores_nothing(
     broker: BrokerProcess, stopped_group: str, filled: str, to: tuple[str, str]
 ) -> None:
     reset = ("groups", "reset-offsets", stopped_group, "--to-earliest", "--execute")
@@ -224,7 +224,7 @@ def test_partitions_that_are_not_there_are_named_and_nothing_is_done(
     assert f"{filled}-x" not in output("topics", "list", *to)
 
 
-def test_nothing_committed_is_nothing_to_shift_or_to_take_all_of(
+def test_a_reset_relative_to_committed_offsets_is_refused_if_there_are_none(
     group: str, filled: str, to: tuple[str, str]
 ) -> None:
     reset = ("groups", "reset-offsets", group)
@@ -257,7 +257,7 @@ def test_nothing_committed_is_nothing_to_shift_or_to_take_all_of(
         (["--from-file", __file__], "line 1 of"),
     ],
 )
-def test_a_reset_that_is_wrongly_asked_for_is_exit_code_2(
+def test_a_reset_with_wrong_options_ends_with_exit_code_2(
     arguments: list[str], complains_of: str
 ) -> None:
     result = CliRunner().invoke(main, ["groups", "reset-offsets", "g", *arguments])

@@ -84,7 +84,7 @@ def test_a_watched_list_follows_its_groups_until_ctrl_c(
         assert watch.stop() == (0, "")
 
 
-def test_a_watched_group_is_found_again_after_the_broker_was_away(
+def test_a_watched_group_is_shown_again_after_the_broker_restarts(
     own_broker: Callable[..., BrokerProcess], group: str, topic: str
 ) -> None:
     own = own_broker()
@@ -100,7 +100,7 @@ def test_a_watched_group_is_found_again_after_the_broker_was_away(
         assert watch.stop() == (0, "")
 
 
-def test_on_a_terminal_a_watch_draws_over_what_it_drew(
+def test_a_watch_on_a_terminal_draws_over_its_last_frame(
     broker: BrokerProcess, stopped_group: str, to: tuple[str, str]
 ) -> None:
     ours, theirs = pty.openpty()
@@ -128,7 +128,7 @@ def test_on_a_terminal_a_watch_draws_over_what_it_drew(
     assert printed.count(b"coordinator") > 1
 
 
-def test_a_watch_that_cannot_begin_says_why(to: tuple[str, str]) -> None:
+def test_a_watch_of_an_unknown_group_ends_with_an_error(to: tuple[str, str]) -> None:
     assert complaint(1, "groups", "describe", "nobody", "--watch", "1", *to) == (
         "group nobody does not exist"
     )

@@ -176,7 +176,7 @@ def test_a_commit_is_answered_as_by_kafka(groups: Groups, case: CommitCase) -> N
 @pytest.mark.parametrize(
     ("member_id", "epoch"), [(None, -1), ("", -1), ("stranger", -1), ("stranger", 99), (None, 99)]
 )
-def test_offsets_of_a_group_are_fetched_whichever_member_is_named(
+def test_offsets_are_fetched_whichever_member_the_request_names(
     groups: Groups, version: int, member_id: str | None, epoch: int
 ) -> None:
     """`ClassicGroup.validateOffsetFetch` does not look at the member."""

@@ -59,7 +59,9 @@ def test_every_version_is_answered_in_that_version(
 
 
 @pytest.mark.parametrize(("key", "version"), EVERY_VERSION)
-def test_every_version_says_what_is_wrong(wire: Wire, key: ApiKey, version: int) -> None:
+def test_every_version_answers_an_error_about_an_unknown_topic(
+    wire: Wire, key: ApiKey, version: int
+) -> None:
     """The same requests about a topic that does not exist are answered with an error."""
     nowhere = Target("no such topic", UUID(int=7))  # with spaces, or Metadata would make it
     sample = samples.of(key)

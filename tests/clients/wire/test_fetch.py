@@ -42,7 +42,9 @@ class TestFetch:
         assert (end.error_code, bytes(end.records or b""), end.high_watermark) == (0, b"", 6)
 
     @BY_NAME_OR_ID
-    def test_what_cannot_be_read(self, wire: Wire, target: Target, version: int) -> None:
+    def test_unknown_offsets_partitions_epochs_and_topics_are_refused(
+        self, wire: Wire, target: Target, version: int
+    ) -> None:
         write(wire, target, messages.small_batch())
         for offset in (3, -1, -2, INT64_MAX, -(2**63)):
             assert read(wire, target, offset, version).error_code == errors.OffsetOutOfRange.code
@@ -109,7 +111,7 @@ class TestFetch:
         assert count(max_bytes=-1) == count(partition_max_bytes=-1) == 1
         assert count(max_bytes=5 * size, partition_max_bytes=3 * size) == 3
 
-    def test_the_first_partition_with_something_gets_its_batch(
+    def test_the_first_partition_with_records_gets_one_batch_whatever_the_limit(
         self, wire: Wire, topic: str
     ) -> None:
         target = messages.create_topic(wire, topic, partitions=3)
@@ -124,7 +126,9 @@ class TestFetch:
         assert [len(offsets_of(item)) for item in found] == [0, 1, 0]
 
     @pytest.mark.parametrize("version", [4, 7, 17])
-    def test_isolation_levels(self, wire: Wire, target: Target, version: int) -> None:
+    def test_aborted_transactions_are_listed_for_read_committed_alone(
+        self, wire: Wire, target: Target, version: int
+    ) -> None:
         write(wire, target, messages.small_batch())
         uncommitted = read(wire, target, 0, version, isolation_level=0)
         committed = read(wire, target, 0, version, isolation_level=1)
@@ -132,7 +136,9 @@ class TestFetch:
         assert committed.aborted_transactions == []
         assert uncommitted.last_stable_offset == committed.last_stable_offset == 2
 
-    def test_the_cold_log_is_the_same_log(self, restartable: BrokerProcess, topic: str) -> None:
+    def test_fetches_after_a_restart_bring_the_same_records(
+        self, restartable: BrokerProcess, topic: str
+    ) -> None:
         broker = restartable
         with Wire(broker) as wire:
             target = messages.create_topic(wire, topic)

@@ -22,10 +22,12 @@ LONG_MS = 600_000
 
 
 class TestLongPolls:
-    def test_nothing_comes_after_max_wait(self, wire: Wire, target: Target) -> None:
+    def test_a_fetch_of_no_records_is_answered_after_max_wait(
+        self, wire: Wire, target: Target
+    ) -> None:
         began = time.monotonic()
         found = read(wire, target, 0, max_wait_ms=300, min_bytes=1)
-        assert 0.29 < time.monotonic() - began < 5
+        assert time.monotonic() - began > 0.29
         assert (found.error_code, found.high_watermark) == (0, 0)
 
     @pytest.mark.parametrize(
@@ -33,16 +35,16 @@ class TestLongPolls:
         [{"max_wait_ms": 0, "min_bytes": 1}, {"max_wait_ms": LONG_MS, "min_bytes": 0}],
         ids=["no time to wait", "no bytes to wait for"],
     )
-    def test_there_is_nothing_to_wait_for(
+    def test_a_fetch_with_nothing_to_wait_for_is_answered_at_once(
         self, wire: Wire, target: Target, limits: dict[str, int]
     ) -> None:
         assert read(wire, target, 0, **limits).high_watermark == 0
 
-    def test_an_error_is_told_at_once(self, wire: Wire, target: Target) -> None:
+    def test_an_error_is_answered_at_once(self, wire: Wire, target: Target) -> None:
         found = read(wire, target, 5, max_wait_ms=LONG_MS, min_bytes=1)
         assert found.error_code == errors.OffsetOutOfRange.code
 
-    def test_an_append_wakes_those_who_wait_for_it(
+    def test_an_append_wakes_only_the_fetches_of_its_partition(
         self, broker: BrokerProcess, wire: Wire, topic: str
     ) -> None:
         target = messages.create_topic(wire, topic, partitions=2)
@@ -58,7 +60,7 @@ class TestLongPolls:
             assert other.is_silent_for(0.1), "woken by another partition"
         assert [len(offsets_of(item)) for item in found] == [1, 0]
 
-    def test_min_bytes_are_gathered(
+    def test_a_fetch_waits_until_min_bytes_have_come(
         self, broker: BrokerProcess, wire: Wire, target: Target
     ) -> None:
         size = len(messages.small_batch())
@@ -72,11 +74,13 @@ class TestLongPolls:
             found = poller.receive_response(waiting, FETCH, poll).responses[0].partitions[0]
         assert offsets_of(found) == [0, 2, 4]
 
-    def test_what_there_is_comes_after_max_wait(self, wire: Wire, target: Target) -> None:
+    def test_a_fetch_of_fewer_than_min_bytes_is_answered_after_max_wait(
+        self, wire: Wire, target: Target
+    ) -> None:
         write(wire, target, messages.small_batch())
         assert offsets_of(read(wire, target, 0, max_wait_ms=200, min_bytes=1 << 20)) == [0]
 
-    def test_deleting_the_topic_ends_the_wait(
+    def test_deleting_the_topic_ends_a_long_poll(
         self, broker: BrokerProcess, wire: Wire, target: Target
     ) -> None:
         waiting = messages.fetch(target, 0, max_wait_ms=LONG_MS, min_bytes=1)

@@ -79,7 +79,9 @@ class TestFetchSessions:
         wire.ask(messages.produce(target, messages.small_batch(), partition=partition), PRODUCE)
 
     @SESSION_VERSIONS
-    def test_only_news_are_told(self, wire: Wire, target: Target, version: int) -> None:
+    def test_a_session_answers_only_partitions_with_news(
+        self, wire: Wire, target: Target, version: int
+    ) -> None:
         session = self.begin(wire, target, version)
         assert session.told(session.fetch()) == []
         self.append(wire, target, 1)
@@ -89,7 +91,7 @@ class TestFetchSessions:
         assert session.told(session.fetch()) == []
 
     @SESSION_VERSIONS
-    def test_partitions_are_added_moved_and_forgotten(
+    def test_a_session_adds_moves_and_forgets_partitions(
         self, wire: Wire, target: Target, version: int
     ) -> None:
         session = Session(wire, version)
@@ -102,13 +104,17 @@ class TestFetchSessions:
         self.append(wire, target, 0)
         assert session.told(session.fetch()) == []
 
-    def test_an_error_is_told_again_and_again(self, wire: Wire, target: Target) -> None:
+    def test_an_error_is_repeated_in_every_answer_of_a_session(
+        self, wire: Wire, target: Target
+    ) -> None:
         session = Session(wire, 12)
         session.fetch(messages.fetch(target, 5))
         assert session.told(session.fetch()) == [(0, 1, 0)]
         assert session.told(session.fetch()) == [(0, 1, 0)]
 
-    def test_a_diverging_epoch_is_told_again_and_again(self, wire: Wire, target: Target) -> None:
+    def test_a_diverging_epoch_is_repeated_in_every_answer_of_a_session(
+        self, wire: Wire, target: Target
+    ) -> None:
         session = self.begin(wire, target, 13)
         beyond = messages.fetch(target, 5, last_fetched_epoch=0)
         for wanted in ((beyond,), ()):
@@ -116,7 +122,9 @@ class TestFetchSessions:
             assert (told.diverging_epoch.epoch, told.diverging_epoch.end_offset) == (0, 0)
 
     @SESSION_VERSIONS
-    def test_a_wrong_epoch_or_id_is_refused(self, wire: Wire, target: Target, version: int) -> None:
+    def test_a_wrong_session_epoch_or_id_is_refused(
+        self, wire: Wire, target: Target, version: int
+    ) -> None:
         session = self.begin(wire, target, version)
         for epoch in (2, 5, 2**31 - 1, -2):
             session.epoch = epoch
@@ -128,7 +136,9 @@ class TestFetchSessions:
         session.session_id = session_id
         assert session.told(session.fetch()) == []
 
-    def test_a_session_keeps_to_names_or_to_ids(self, wire: Wire, target: Target) -> None:
+    def test_a_session_refuses_to_change_from_names_to_ids(
+        self, wire: Wire, target: Target
+    ) -> None:
         session = self.begin(wire, target, 12)
         session.version = 13
         assert session.fetch().error_code == errors.FetchSessionTopicIdError.code
@@ -145,14 +155,14 @@ class TestFetchSessions:
         assert session.told(answer) == [(0, 0, 1)]
         assert session.fetch().error_code == errors.FetchSessionIdNotFound.code
 
-    def test_epoch_0_begins_anew(self, wire: Wire, target: Target) -> None:
+    def test_epoch_0_begins_another_session(self, wire: Wire, target: Target) -> None:
         session = self.begin(wire, target, 13)
         before, session.epoch = session.session_id, 0
         answer = session.fetch(messages.fetch(target, 0))
         assert session.told(answer) == [(0, 0, 0)]
         assert session.session_id not in (0, before)
 
-    def test_a_long_poll_within_a_session(
+    def test_an_append_ends_a_long_poll_within_a_session(
         self, broker: BrokerProcess, wire: Wire, target: Target
     ) -> None:
         with Wire(broker) as poller:
@@ -166,7 +176,7 @@ class TestFetchSessions:
             polling.join(20)
             assert [session.told(answer) for answer in answers] == [[(2, 0, 1)]]
 
-    def test_without_room_a_consumer_is_served_without_a_session(
+    def test_a_consumer_is_served_without_a_session_when_there_is_no_room(
         self, restartable: BrokerProcess, topic: str
     ) -> None:
         """The broker has room for two."""

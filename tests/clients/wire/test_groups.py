@@ -35,7 +35,7 @@ class TestGroups:
             yield one, two, three
 
     @pytest.mark.parametrize("era", range(11))
-    def test_two_members_from_their_first_request_to_their_last(
+    def test_two_members_join_commit_and_leave_in_every_version(
         self, wires: tuple[Wire, Wire, Wire], topic: str, era: int
     ) -> None:
         tool = wires[2]
@@ -132,7 +132,7 @@ class TestGroups:
         return int(result.error_code)
 
     @pytest.mark.parametrize("version", range(10))
-    def test_from_version_4_on_a_member_is_given_its_id_first(
+    def test_a_member_must_join_with_a_given_id_from_version_4_on(
         self, wires: tuple[Wire, Wire, Wire], topic: str, version: int
     ) -> None:
         member = Member(wires[0], topic, era=version)

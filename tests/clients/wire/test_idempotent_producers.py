@@ -50,17 +50,17 @@ FENCED = (errors.InvalidProducerEpoch.code, -1)
 
 
 class TestIdempotence:
-    def test_producer_ids_are_given_once(self, wire: Wire) -> None:
+    def test_each_producer_id_is_given_once(self, wire: Wire) -> None:
         request = InitProducerIdRequest(transactional_id=None, producer_id=-1, producer_epoch=-1)
         ids = [wire.ask(request, 4).producer_id for _ in range(50)]
         assert len(set(ids)) == 50
 
-    def test_a_batch_that_comes_again_is_answered_as_before(self, producer: Producer) -> None:
+    def test_a_repeated_batch_is_answered_with_its_first_offset(self, producer: Producer) -> None:
         assert [producer.send(sequence) for sequence in (0, 2, 4)] == [(0, 0), (0, 2), (0, 4)]
         assert [producer.send(sequence) for sequence in (4, 0, 2)] == [(0, 4), (0, 0), (0, 2)]
         assert producer.send(6) == (0, 6)
 
-    def test_the_last_five_batches_are_known(self, producer: Producer) -> None:
+    def test_the_last_five_batches_can_be_repeated(self, producer: Producer) -> None:
         for sequence in range(0, 14, 2):
             assert producer.send(sequence) == (0, sequence)
         for sequence in range(4, 14, 2):
@@ -89,12 +89,12 @@ class TestIdempotence:
         assert producer.send(2, count=5) == (0, 4)
         assert producer.send(last - 1) == (0, 0)
 
-    def test_a_batch_may_wrap_within_itself(self, producer: Producer) -> None:
+    def test_sequences_wrap_within_a_batch(self, producer: Producer) -> None:
         assert producer.send(2**31 - 2, count=4) == (0, 0)
         assert producer.send(2**31 - 2, count=4) == (0, 0)
         assert producer.send(2) == (0, 4)
 
-    def test_producers_do_not_know_each_other(self, wire: Wire, target: Target) -> None:
+    def test_sequences_of_two_producers_are_independent(self, wire: Wire, target: Target) -> None:
         one, other = Producer(wire, target), Producer(wire, target)
         assert [one.send(0), other.send(0), one.send(2), other.send(2)] == [
             (0, 0),
@@ -103,7 +103,7 @@ class TestIdempotence:
             (0, 6),
         ]
 
-    def test_five_in_flight_may_be_sent_twice(self, producer: Producer) -> None:
+    def test_five_batches_in_flight_can_be_sent_twice(self, producer: Producer) -> None:
         """As a client does that lost its connection and does not know what has arrived."""
         wire, version = producer.wire, PRODUCE
         requests = [
@@ -121,7 +121,7 @@ class TestIdempotence:
         assert [item.base_offset for item in found] == [0, 2, 4, 6, 8] * 2
         assert listed(wire, producer.target, -1) == (0, -1, 10)
 
-    def test_what_follows_a_gap_in_flight_is_refused_too(self, producer: Producer) -> None:
+    def test_batches_in_flight_after_a_gap_are_refused(self, producer: Producer) -> None:
         wire = producer.wire
         requests = [
             messages.produce(producer.target, producer.batch(sequence)) for sequence in (0, 4, 6, 2)
@@ -136,7 +136,9 @@ class TestIdempotence:
         ]
         assert codes == [0, GAP[0], GAP[0], 0]
 
-    def test_a_restart_forgets_nothing(self, restartable: BrokerProcess, topic: str) -> None:
+    def test_sequences_and_epochs_of_producers_survive_a_kill(
+        self, restartable: BrokerProcess, topic: str
+    ) -> None:
         broker = restartable
         with Wire(broker) as wire:
             target = messages.create_topic(wire, topic)

@@ -311,7 +311,7 @@ def test_an_internal_topic_cannot_be_part_of_a_clients_transaction(
     assert found == {name: DENIED, target.name: 55}
 
 
-def test_every_list_of_all_topics_has_the_offsets_topic_as_an_internal_one(wire: Wire) -> None:
+def test_every_list_of_all_topics_has_the_offsets_topic_as_internal(wire: Wire) -> None:
     everything = MetadataRequest(topics=None, allow_auto_topic_creation=False)
     for version in range(1, 14):
         topics = {topic.name: topic for topic in wire.ask(everything, version).topics}

@@ -14,14 +14,18 @@ pytestmark = pytest.mark.one_broker("asks one connection for every partition and
 
 
 class TestListOffsets:
-    def test_by_timestamp_the_first_offset_at_or_after_it(self, wire: Wire, timed: Target) -> None:
+    def test_a_timestamp_finds_the_first_offset_at_or_after_it(
+        self, wire: Wire, timed: Target
+    ) -> None:
         for asked, found, offset in ((0, 0, 0), (1, 10, 1), (10, 10, 1), (11, 20, 2), (21, 30, 4)):
             assert listed(wire, timed, TIME_MS + asked) == (0, TIME_MS + found, offset)
         assert listed(wire, timed, 0) == (0, TIME_MS, 0)
         assert listed(wire, timed, TIME_MS + 31) == (0, -1, -1)
         assert listed(wire, timed, INT64_MAX) == (0, -1, -1)
 
-    def test_the_ends_and_the_largest_timestamp(self, wire: Wire, timed: Target) -> None:
+    def test_special_timestamps_find_the_ends_and_the_largest_timestamp(
+        self, wire: Wire, timed: Target
+    ) -> None:
         assert listed(wire, timed, -1) == (0, -1, 7)
         assert listed(wire, timed, -2) == (0, -1, 0)
         assert listed(wire, timed, -3) == (0, TIME_MS + 30, 4)
@@ -41,13 +45,15 @@ class TestListOffsets:
             pytest.param(TIME_MS + 31, -1, id="no record"),
         ],
     )
-    def test_what_is_found_has_a_leader_epoch(
+    def test_an_offset_is_answered_with_its_leader_epoch(
         self, wire: Wire, timed: Target, asked: int, epoch: int
     ) -> None:
         found = wire.ask(messages.list_offsets(timed, asked), LIST).topics[0].partitions[0]
         assert (found.error_code, found.leader_epoch) == (0, epoch)
 
-    def test_an_empty_partition(self, wire: Wire, target: Target) -> None:
+    def test_an_empty_partition_has_ends_and_no_timestamps(
+        self, wire: Wire, target: Target
+    ) -> None:
         assert listed(wire, target, -1) == (0, -1, 0)
         assert listed(wire, target, -2) == (0, -1, 0)
         assert listed(wire, target, -3) == (0, -1, -1)
@@ -62,13 +68,17 @@ class TestListOffsets:
             assert code == (0 if version >= since else errors.UnsupportedVersion.code), version
 
     @pytest.mark.parametrize("version", range(4, 12))
-    def test_a_leader_epoch_that_is_not_ours(self, wire: Wire, timed: Target, version: int) -> None:
+    def test_a_leader_epoch_of_the_future_is_refused(
+        self, wire: Wire, timed: Target, version: int
+    ) -> None:
         request = messages.list_offsets(timed, -1)
         for epoch, code in ((-1, 0), (0, 0), (1, errors.UnknownLeaderEpoch.code)):
             request.topics[0].partitions[0].current_leader_epoch = epoch
             assert wire.ask(request, version).topics[0].partitions[0].error_code == code
 
     @pytest.mark.parametrize("partition", [-1, 1, 2**31 - 1])
-    def test_a_partition_that_is_not_there(self, wire: Wire, timed: Target, partition: int) -> None:
+    def test_a_partition_that_does_not_exist_is_refused(
+        self, wire: Wire, timed: Target, partition: int
+    ) -> None:
         answer = wire.ask(messages.list_offsets(timed, -1, partition), LIST)
         assert answer.topics[0].partitions[0].error_code == errors.UnknownTopicOrPartition.code

@@ -15,19 +15,19 @@ pytestmark = pytest.mark.one_broker("asks one connection for every partition and
 
 class TestMetadata:
     @pytest.mark.parametrize("version", range(1, 14))
-    def test_null_means_all_topics(self, wire: Wire, known: Target, version: int) -> None:
+    def test_null_topics_list_all_topics(self, wire: Wire, known: Target, version: int) -> None:
         answer = wire.ask(MetadataRequest(topics=None, allow_auto_topic_creation=False), version)
         assert known.name in {topic.name for topic in answer.topics}
 
     @pytest.mark.parametrize("version", range(14))
-    def test_an_empty_list_means_none_except_in_version_0(
+    def test_an_empty_list_of_topics_lists_none_except_in_version_0(
         self, wire: Wire, known: Target, version: int
     ) -> None:
         answer = wire.ask(MetadataRequest(topics=[], allow_auto_topic_creation=False), version)
         assert bool(answer.topics) is (version == 0)
 
     @pytest.mark.parametrize("version", range(14))
-    def test_a_topic_is_made_by_asking_for_it_where_the_client_allows_it(
+    def test_metadata_creates_a_topic_if_the_client_allows_it(
         self, wire: Wire, topic: str, version: int
     ) -> None:
         asked = MetadataRequest.MetadataRequestTopic(topic_id=None, name=topic)

@@ -26,19 +26,23 @@ class TestLeaderEpochs:
         found = wire.ask(request, EPOCHS).topics[0].partitions[0]
         return found.error_code, found.leader_epoch, found.end_offset
 
-    def test_the_epoch_ends_at_the_high_watermark(self, wire: Wire, timed: Target) -> None:
+    def test_the_current_epoch_ends_at_the_high_watermark(self, wire: Wire, timed: Target) -> None:
         assert self.ask(wire, timed, 0) == (0, 0, 7)
 
-    def test_an_epoch_that_never_was_has_no_end(self, wire: Wire, timed: Target) -> None:
+    def test_an_unknown_epoch_has_no_end(self, wire: Wire, timed: Target) -> None:
         assert self.ask(wire, timed, 5) == (0, -1, -1)
         assert self.ask(wire, timed, -1) == (0, -1, -1)
 
-    def test_the_epoch_is_known_when_no_record_is_left(self, wire: Wire, timed: Target) -> None:
+    def test_the_epoch_is_known_after_all_records_are_deleted(
+        self, wire: Wire, timed: Target
+    ) -> None:
         wire.ask(messages.delete_records(timed, -1), 2)
         assert self.ask(wire, timed, 0) == (0, 0, 7)
         assert self.ask(wire, timed, 1) == (0, -1, -1)
 
-    def test_a_leader_epoch_that_is_not_ours(self, wire: Wire, timed: Target) -> None:
+    def test_a_current_leader_epoch_of_the_future_is_refused(
+        self, wire: Wire, timed: Target
+    ) -> None:
         assert self.ask(wire, timed, 0, current=0) == (0, 0, 7)
         code = errors.UnknownLeaderEpoch.code
         assert self.ask(wire, timed, 0, current=1) == (code, -1, -1)

@@ -34,13 +34,15 @@ pytestmark = pytest.mark.one_broker("asks one connection for every partition and
 
 class TestProduce:
     @pytest.mark.parametrize("acks", [1, -1])
-    def test_what_is_acknowledged_can_be_read(self, wire: Wire, target: Target, acks: int) -> None:
+    def test_acknowledged_records_can_be_fetched(
+        self, wire: Wire, target: Target, acks: int
+    ) -> None:
         request = messages.produce(target, messages.small_batch(), acks=acks)
         assert wire.ask(request, PRODUCE).responses[0].partition_responses[0].error_code == 0
         assert read(wire, target, 0).high_watermark == 2
 
     @pytest.mark.parametrize("version", [3, 8, 9, 12, 13])
-    def test_acks_0_is_not_answered_and_stored(
+    def test_records_with_acks_0_are_stored_without_an_answer(
         self, wire: Wire, target: Target, version: int
     ) -> None:
         wire.send_request(messages.produce(target, messages.small_batch(), acks=0), version)
@@ -48,13 +50,17 @@ class TestProduce:
         assert answer.responses[0].partitions[0].high_watermark == 2
 
     @pytest.mark.parametrize("acks", [2, 7, -2, 2**15 - 1, -(2**15)])
-    def test_other_acks_are_refused(self, wire: Wire, target: Target, acks: int) -> None:
+    def test_acks_other_than_0_1_and_all_are_refused(
+        self, wire: Wire, target: Target, acks: int
+    ) -> None:
         request = messages.produce(target, messages.small_batch(), acks=acks)
         partition = wire.ask(request, PRODUCE).responses[0].partition_responses[0]
         assert partition.error_code == errors.InvalidRequiredAcks.code
         assert listed(wire, target, -1) == (0, -1, 0)
 
-    def test_each_partition_fails_or_succeeds_for_itself(self, wire: Wire, target: Target) -> None:
+    def test_each_partition_of_a_request_fails_or_succeeds_by_itself(
+        self, wire: Wire, target: Target
+    ) -> None:
         request = messages.produce(target, messages.small_batch())
         data = ProduceRequest.TopicProduceData.PartitionProduceData
         for index in (-1, 1, 2**31 - 1):
@@ -69,7 +75,7 @@ class TestProduce:
             assert codes == [(0, 0), (-1, 3), (1, 3), (2**31 - 1, 3)]
             assert [item.error_code for item in theirs.partition_responses] == [unknown]
 
-    def test_a_batch_is_measured_against_what_the_topic_takes(self, wire: Wire, topic: str) -> None:
+    def test_a_batch_larger_than_max_message_bytes_is_refused(self, wire: Wire, topic: str) -> None:
         small = messages.create_topic(wire, topic, configs={"max.message.bytes": "200"})
         fits = batch_of(Record(value=bytes(100)))
         assert len(fits.data) <= 200
@@ -83,7 +89,9 @@ class TestProduce:
         assert write(wire, small, one) == 21
 
     @pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
-    def test_the_limit_of_a_topic_is_exact(self, wire: Wire, topic: str, codec: int) -> None:
+    def test_the_limit_of_a_topic_is_exact_for_every_codec(
+        self, wire: Wire, topic: str, codec: int
+    ) -> None:
         payload = encode_records([Record(value=b"a" * 300)])
         if codec:
             payload = compress(codec, payload)
@@ -95,7 +103,7 @@ class TestProduce:
             found.append(produced(wire, target, data).error_code)
         assert found == [errors.MessageTooLarge.code, 0, 0]
 
-    def test_zstd_needs_version_7(self, wire: Wire, target: Target) -> None:
+    def test_zstd_is_refused_before_version_7(self, wire: Wire, target: Target) -> None:
         payload = encode_records([Record()])
         data = Batch(compress(4, payload), 1, attributes=4).data
         code = produced(wire, target, data, 6).error_code
@@ -103,7 +111,9 @@ class TestProduce:
         assert write(wire, target, data, 7) == 0
 
     @pytest.mark.parametrize("version", [3, 12])
-    def test_transactions_are_refused(self, wire: Wire, target: Target, version: int) -> None:
+    def test_a_batch_of_an_unknown_transaction_is_refused(
+        self, wire: Wire, target: Target, version: int
+    ) -> None:
         batch = replace(batch_of(Record()), attributes=0x10, producer_id=1, producer_epoch=0)
         request = messages.produce(target, replace(batch, base_sequence=0).data)
         request.transactional_id = "transaction"
@@ -113,7 +123,7 @@ class TestProduce:
 
 
 class TestTimestamps:
-    def test_the_brokers_time_is_set_told_and_stored_where_the_topic_wants_it(
+    def test_log_append_time_is_answered_fetched_and_stored(
         self, restartable: BrokerProcess, topic: str
     ) -> None:
         broker = restartable
@@ -142,7 +152,7 @@ class TestTimestamps:
         )
         assert row["kinds"] == [[appended_ms, "LogAppendTime"]]
 
-    def test_any_int64_comes_back_from_the_tail_and_from_the_table(
+    def test_any_int64_timestamp_comes_back_from_the_tail_and_from_the_table(
         self, restartable: BrokerProcess, topic: str
     ) -> None:
         extremes = [-(2**63), -(2**63) + 1, -(2**31), -2, -1, 0, 1, 2**31, 2**53 + 1]

@@ -124,9 +124,7 @@ def committed(broker: BrokerProcess, target: Target) -> int:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_one_transaction_follows_the_other_at_once(
-    wire: Wire, target: Target, version: int
-) -> None:
+def test_transactions_follow_each_other_at_once(wire: Wire, target: Target, version: int) -> None:
     client = Client(wire, f"{target.name} {version}", version)
     for _ in range(100):
         if version == 1:
@@ -136,7 +134,7 @@ def test_one_transaction_follows_the_other_at_once(
 
 
 @pytest.mark.parametrize("asked", [-3, messages.TIME_MS], ids=["largest timestamp", "timestamp"])
-def test_an_offset_of_an_open_transaction_is_not_found_by_those_who_read_what_is_committed(
+def test_offsets_of_an_open_transaction_are_not_listed_for_read_committed(
     wire: Wire, target: Target, asked: int
 ) -> None:
     client = Client(wire, f"{target.name} {asked}")
@@ -149,7 +147,7 @@ def test_an_offset_of_an_open_transaction_is_not_found_by_those_who_read_what_is
     assert client.end() == 0
 
 
-def test_a_batch_that_nobody_announced_is_refused_in_the_older_flow(
+def test_a_batch_without_add_partitions_is_refused_in_the_older_flow(
     wire: Wire, target: Target
 ) -> None:
     client = Client(wire, target.name, 1)
@@ -160,7 +158,7 @@ def test_a_batch_that_nobody_announced_is_refused_in_the_older_flow(
     assert client.end(commit=False) == 0
 
 
-def test_what_comes_after_the_end_is_refused(
+def test_a_batch_after_the_end_of_its_transaction_is_refused(
     broker: BrokerProcess, wire: Wire, target: Target
 ) -> None:
     client = Client(wire, target.name)
@@ -208,7 +206,7 @@ def test_a_sequence_of_an_ended_transaction_is_not_taken_for_a_duplicate(
     assert committed(broker, target) == 1
 
 
-def test_a_producer_that_was_fenced_changes_nothing_any_more(
+def test_a_fenced_producer_can_neither_produce_nor_commit(
     broker: BrokerProcess, wire: Wire, target: Target
 ) -> None:
     zombie = Client(wire, target.name)
@@ -221,15 +219,13 @@ def test_a_producer_that_was_fenced_changes_nothing_any_more(
     assert committed(broker, target) == 1
 
 
-def test_time_outs_beyond_the_limit_are_refused(wire: Wire) -> None:
+def test_transaction_timeouts_beyond_the_limit_are_refused(wire: Wire) -> None:
     for timeout_ms in (0, -1, 900_001):
         request = messages.init_producer("id", timeout_ms)
         assert wire.ask(request, NEWEST).error_code == errors.InvalidTransactionTimeout.code
 
 
-def test_ids_are_listed_by_a_pattern_that_matches_them_as_a_whole(
-    wire: Wire, target: Target
-) -> None:
+def test_transactions_are_listed_by_a_pattern_of_the_whole_id(wire: Wire, target: Target) -> None:
     for number in range(3):
         Client(wire, f"{target.name}-{number}")
 
@@ -387,7 +383,7 @@ def all_ask(wires: Sequence[Wire], requests: Sequence[ApiMessage], version: int)
     return [answers[n] for n in range(len(wires))]
 
 
-def test_transactions_go_into_the_table_together_with_other_records(
+def test_transactional_and_other_records_share_the_parts_of_the_table(
     broker: BrokerProcess, topic: str
 ) -> None:
     """A part for each change between the two would hold up everything that reads the table."""

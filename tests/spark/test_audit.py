@@ -215,6 +215,7 @@ def found(told: dict[str, Any], topic: str) -> list[Found]:
     ]
 
 
+@pytest.mark.test_all
 def test_progress_counts_every_row_and_commit(history: History, spark: SparkSession) -> None:
     del spark
     ended = run_job(audit.command, history.broker.http, "--topic", "healthy*", user=None)
@@ -271,7 +272,7 @@ def test_healthy_topics_give_exit_code_0(history: History) -> None:
     )
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_offsets_that_compaction_removed_are_not_a_gap(history: History) -> None:
     """With a table as the compaction job creates it."""
     columns = "topic LowCardinality(String), topic_id UUID, partition Int32,"
@@ -298,7 +299,7 @@ def test_a_log_longer_than_a_slice_is_read_in_several_queries(
     assert ended.code == 0
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_no_anomalies_after_crashes_resets_and_deletions(
     own_broker: Callable[..., BrokerProcess],
 ) -> None:

@@ -16,7 +16,7 @@ from tests.support.cluster_tables import ClusterTables
 from tests.support.command_line import output
 from tests.support.committed import create_topic
 
-pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.test_all]
 
 TOPIC, PARTITIONS, EACH = "orders", 4, 10
 TABLE = "shop.orders"

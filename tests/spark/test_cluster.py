@@ -28,7 +28,7 @@ from tests.support.engine_process import EngineProcess
 from tests.support.records import Record
 from tests.support.server_process import PROJECT, free_port
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.test_all
 
 TOPIC, PARTITIONS, EACH = "spread", 8, 40
 WHO = {"user": SQL_USER, "password": SQL_PASSWORD}

@@ -55,7 +55,7 @@ def engine_with_keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eng
         yield started
 
 
-@pytest.fixture(params=["engine", "engine_with_keeper"])
+@pytest.fixture(params=["engine", pytest.param("engine_with_keeper", marks=pytest.mark.test_all)])
 def registry(request: pytest.FixtureRequest) -> FeedRegistry:
     engine = request.getfixturevalue(request.param)
     _, made = open_registry(SqlServers.parse(engine.http))
@@ -340,7 +340,7 @@ def test_dead_letters_that_fit_now_become_rows_once(task: FeedTask) -> None:
     check_replayed(task)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.test_all), "after"])
 @pytest.mark.parametrize(
     ("where", "name"),
     [

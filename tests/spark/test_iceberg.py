@@ -433,7 +433,7 @@ def test_schema_evolution_adds_columns_and_widens(make: Make) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_schema_evolution_inside_of_objects_and_lists(make: Make) -> None:
     sink = make(evolve=True)
     line = StructType(NestedField(4, "n", IntegerType()))

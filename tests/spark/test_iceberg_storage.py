@@ -64,6 +64,7 @@ def check_rows(
     assert sorted(rows.column("id").to_pylist()) == list(range(COUNT))
 
 
+@pytest.mark.test_all
 def test_a_catalog_in_a_database_and_files_in_an_s3_compatible_store(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path, s3: S3Server
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_topic_with_one_partition(
     check_rows(sink_broker, topic, options, partitions=1)
 
 
+@pytest.mark.test_all
 def test_a_rest_catalog(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -91,7 +93,7 @@ def test_a_rest_catalog(
         assert list(rest.warehouse.rglob("*.parquet"))
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_a_hive_metastore(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
@@ -108,7 +110,7 @@ def test_a_new_catalog_is_opened_by_many_at_once(tmp_path: Path) -> None:
             assert [one.list_namespaces() for one in opened] == [[]] * 8
 
 
-@pytest.mark.parametrize("kind", ["sql", "rest"])
+@pytest.mark.parametrize("kind", ["sql", pytest.param("rest", marks=pytest.mark.test_all)])
 def test_tables_and_their_namespaces_are_made_by_many_at_once(tmp_path: Path, kind: str) -> None:
     """Whoever comes second takes what is there."""
     given = SinkTables({}, "", None, True, True, (), (), {}, False, None)
@@ -153,7 +155,7 @@ def test_no_reader_finds_a_part_of_the_metadata_in_a_directory(tmp_path: Path) -
     assert [one.read_bytes() for one in folder.iterdir()] == [b"[]"]
 
 
-@pytest.mark.parametrize("kind", ["rest", pytest.param("hive", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["rest", pytest.param("hive", marks=pytest.mark.test_all)])
 def test_a_catalog_that_is_away_is_named_in_the_error(
     sink_broker: BrokerProcess, topic: str, kind: str
 ) -> None:

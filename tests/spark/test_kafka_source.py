@@ -50,6 +50,7 @@ def test_both_sources_show_the_same_rows(
     assert plain.schema == source(topic).schema
 
 
+@pytest.mark.test_all
 def test_batches_are_written_and_read(
     spark_with_kafka: SparkSession, broker: BrokerProcess, source: Any, options: Any, topic: str
 ) -> None:
@@ -65,6 +66,7 @@ def test_batches_are_written_and_read(
     assert rows.count() == source(topic, minPartitions=7).count() == 5_000
 
 
+@pytest.mark.test_all
 def test_a_stream_goes_from_topic_to_topic(
     spark_with_kafka: SparkSession,
     broker: BrokerProcess,

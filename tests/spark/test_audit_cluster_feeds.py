@@ -62,7 +62,9 @@ def audited(cluster: Cluster) -> Ended:
     return run_job(audit.command, servers, *credentials, "--json", user=None)
 
 
-def test_each_anomaly_is_found_on_its_shard_and_nothing_before(fed: Cluster) -> None:
+def test_each_planted_anomaly_is_found_on_its_shard_and_none_before_it_was_planted(
+    fed: Cluster,
+) -> None:
     healthy = audited(fed)
     assert (healthy.code, healthy.told["rows"]) == (0, [])
     tables = ClusterTables(fed)

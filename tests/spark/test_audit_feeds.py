@@ -83,7 +83,9 @@ def found_in_frames(spark: SparkSession) -> dict[int, list[Found]]:
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_each_anomaly_is_found_alone(found_in_frames: dict[int, list[Found]], case: int) -> None:
+def test_each_anomaly_of_a_feed_is_found_and_no_other(
+    found_in_frames: dict[int, list[Found]], case: int
+) -> None:
     assert sorted(found_in_frames[case]) == CASES[case][2]
 
 
@@ -253,7 +255,7 @@ def test_each_anomaly_is_found_that_was_planted_in_the_tables_of_a_broker(
 
 
 @pytest.mark.test_all
-def test_nothing_is_found_that_was_not_planted(told: dict[str, Any]) -> None:
+def test_the_audit_of_feeds_reports_only_planted_anomalies(told: dict[str, Any]) -> None:
     assert not told["ok"]
     assert {row["topic"] for row in told["rows"]} == set(PLANTED)
     kinds = Counter(kind for _, found in PLANTED.values() for kind, *_ in found)
@@ -264,7 +266,7 @@ def test_nothing_is_found_that_was_not_planted(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.test_all
-def test_nothing_is_found_in_a_feed_whose_table_was_changed_and_whose_broker_was_restarted(
+def test_a_feed_with_a_changed_table_and_a_restarted_broker_has_no_anomaly(
     spark: SparkSession, own_broker: Callable[..., BrokerProcess]
 ) -> None:
     del spark

@@ -250,12 +250,16 @@ def test_the_next_batch_reads_every_acknowledged_record(broker: BrokerProcess, t
     producer.close()
 
 
-def test_an_empty_topic_is_empty(spark: SparkSession, broker: BrokerProcess, topic: str) -> None:
+def test_an_empty_topic_gives_no_rows(
+    spark: SparkSession, broker: BrokerProcess, topic: str
+) -> None:
     create(broker, topic, 3)
     assert frame(spark, broker.http_url, subscribe=topic).collect() == []
 
 
-def test_large_records_and_odd_names(spark: SparkSession, broker: BrokerProcess) -> None:
+def test_large_records_of_a_topic_with_an_odd_name_are_read_whole(
+    spark: SparkSession, broker: BrokerProcess
+) -> None:
     topic = "._-" + "Odd.name_" * 20
     create(broker, topic)
     producer = KafkaProducer(bootstrap_servers=broker.kafka, max_request_size=2**22)

@@ -203,7 +203,7 @@ def test_a_topic_without_compaction_is_left_out(compacting: BrokerProcess, topic
 
 
 @pytest.mark.test_all
-def test_what_was_aborted_goes_and_nothing_behind_an_open_transaction_does(
+def test_aborted_records_are_removed_and_records_after_an_open_transaction_stay(
     compacting: BrokerProcess, topic: str
 ) -> None:
     broker = compacting
@@ -269,7 +269,7 @@ def committed(broker: BrokerProcess, topic: str) -> list[bytes]:
 
 
 @pytest.mark.test_all
-def test_consumers_see_every_latest_value_while_it_runs(
+def test_consumers_see_every_latest_value_while_compaction_runs(
     compacting: BrokerProcess, topic: str
 ) -> None:
     broker = compacting
@@ -578,7 +578,7 @@ def test_the_job_fails_when_no_broker_removes(
 
 
 @pytest.mark.test_all
-def test_progress_counts_what_is_decided_about_and_what_is_removed(
+def test_progress_counts_the_rows_decided_about_and_the_rows_removed(
     compacting: BrokerProcess, topic: str
 ) -> None:
     create(compacting, topic)
@@ -592,7 +592,7 @@ def test_progress_counts_what_is_decided_about_and_what_is_removed(
 
 
 @pytest.mark.slow
-def test_spark_submit_runs_it(compacting: BrokerProcess, topic: str) -> None:
+def test_spark_submit_runs_the_compaction_job(compacting: BrokerProcess, topic: str) -> None:
     create(compacting, topic)
     produce(compacting.kafka, topic, [(b"k", b"1"), (b"k", b"2")])
     submit = Path(sys.executable).with_name("spark-submit")

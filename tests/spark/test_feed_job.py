@@ -309,7 +309,7 @@ PROTOBUF = """
 
 
 @pytest.mark.test_all
-def test_avro_and_protobuf_with_a_schema_registry(tables: TypedTables) -> None:
+def test_avro_and_protobuf_become_rows_by_schemas_of_a_registry(tables: TypedTables) -> None:
     schemas = Schemas()
     schemas.add(1, AVRO)
     schemas.add(2, NEWER)
@@ -375,7 +375,7 @@ CSV_COLUMNS = (
 
 
 @pytest.mark.test_all
-def test_csv_is_what_it_is_in_the_broker_s_own_feed(tables: TypedTables) -> None:
+def test_csv_gives_the_same_rows_as_the_brokers_own_feed(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "csv", 1)
     produce(tables, "csv", *CSV)
     tables("create", "own.csv", "--topic", "csv", "--input-format", "csv", "--columns", CSV_COLUMNS,
@@ -401,7 +401,7 @@ def test_csv_is_what_it_is_in_the_broker_s_own_feed(tables: TypedTables) -> None
 
 
 @pytest.mark.test_all
-def test_changes_of_debezium_are_what_they_are_in_the_broker_s_own_feed(
+def test_debezium_changes_give_the_same_rows_as_the_brokers_own_feed(
     tables: TypedTables,
 ) -> None:
     create_topic(tables.broker.kafka, "changes", 1)
@@ -433,7 +433,7 @@ def test_changes_of_debezium_are_what_they_are_in_the_broker_s_own_feed(
 
 
 @pytest.mark.test_all
-def test_values_of_all_types_are_what_they_are_in_the_broker_s_own_feed(
+def test_values_of_all_types_give_the_same_rows_as_the_brokers_own_feed(
     tables: TypedTables,
 ) -> None:
     """The same rows and the same dead letters, alone and in an array."""

@@ -134,7 +134,7 @@ def test_fields_that_cannot_have_a_column_make_a_dead_letter(make: Make) -> None
     assert errors(sink) == [error for _, error in BAD_FIELDS for _ in range(2)]
 
 
-def test_strange_field_names_and_many_columns(make: Make) -> None:
+def test_a_thousand_columns_and_strange_field_names_are_added(make: Make) -> None:
     sink = make(evolve=True)
     names = ["a.b", "A", "a", " ", "a\nb", "\0", "x" * 5000, "ü", "a/b", *map(str, range(1000))]
     put(sink, *as_json(1), json.dumps({"id": 2, **dict.fromkeys(names, 7)}))
@@ -163,7 +163,7 @@ def test_records_without_values_cannot_make_a_table(make: Make) -> None:
 BAD_NAMES = ["", ".", "..", "a.b", "a..b", "a/b", "/etc/a", "\0", "\ud800", "x" * 300]
 
 
-def test_a_table_that_cannot_be_called_so_makes_a_dead_letter(make: Make) -> None:
+def test_a_record_routed_to_an_impossible_table_name_is_a_dead_letter(make: Make) -> None:
     sink = make(names={}, database="db", route=route(RouteBy.FIELD, "k"))
     for number, name in enumerate(BAD_NAMES):
         put(sink, *as_json(number, k=name), *as_json(100 + number, k="good-1"))
@@ -173,7 +173,7 @@ def test_a_table_that_cannot_be_called_so_makes_a_dead_letter(make: Make) -> Non
     assert [path.name for path in (sink.warehouse / "db").iterdir()] == ["good-1"]
 
 
-def test_aborted_records_and_markers_are_passed(make: Make, sink_broker: BrokerProcess) -> None:
+def test_aborted_records_and_markers_are_skipped(make: Make, sink_broker: BrokerProcess) -> None:
     sink = make()
     [topic, *_] = sink.settings.topics
     producer = Producer({"bootstrap.servers": sink_broker.kafka, "transactional.id": topic})
@@ -187,7 +187,7 @@ def test_aborted_records_and_markers_are_passed(make: Make, sink_broker: BrokerP
     run_until(sink, lambda: sink.source_offsets() == {0: 8}, "the last marker")
 
 
-def test_files_with_large_statistics_are_told_in_several_events(
+def test_files_with_large_statistics_are_sent_in_several_events(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_jobs.iceberg.worker._EVENT_BYTES", 1000)
@@ -199,7 +199,7 @@ def test_files_with_large_statistics_are_told_in_several_events(
 # --- partitions
 
 
-def test_partitions_by_nulls_and_strange_values(make: Make) -> None:
+def test_rows_are_partitioned_by_nulls_and_strange_values(make: Make) -> None:
     sink = make(create=False)
     schema = Schema(
         ID,
@@ -237,7 +237,7 @@ def test_partitions_by_nulls_and_strange_values(make: Make) -> None:
 
 
 @pytest.mark.test_all
-def test_a_changed_partition_spec_and_a_dropped_column(
+def test_files_of_an_old_partition_spec_with_a_dropped_column_are_committed(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of the old spec wait for the commit, and have a value of the dropped column."""
@@ -265,7 +265,7 @@ def test_a_changed_partition_spec_and_a_dropped_column(
     assert len(tools.read_iceberg(table.metadata_location).splitlines()) == 3
 
 
-def test_a_partition_column_that_becomes_optional_while_files_wait(
+def test_files_are_committed_after_their_partition_column_becomes_optional(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = make(create=False)
@@ -318,7 +318,7 @@ def test_a_key_can_have_another_name_in_records(make: Make) -> None:
     assert changed_rows(sink) == [{"id": 1, "v": "b"}]
 
 
-def test_a_key_that_changes_inside_one_commit(make: Make) -> None:
+def test_changes_of_one_key_inside_a_commit_apply_in_order(make: Make) -> None:
     sink = make(id_columns=("id",), operations=operations("op"), interval_ms=1000)
     sink.start()
     put(sink, '{"op": "c", "id": 1, "v": "a"}', '{"op": "c", "id": 2, "v": "a"}')
@@ -353,7 +353,7 @@ def test_an_upsert_that_moves_to_another_partition_replaces_the_old_row(make: Ma
 
 
 @pytest.mark.test_all
-def test_changes_in_partitions_with_strange_values(make: Make) -> None:
+def test_rows_in_partitions_with_strange_values_are_changed(make: Make) -> None:
     sink = make(operations=operations("op"))
     fields = [KEY, NestedField(2, "v", StringType()), NestedField(3, "d", DoubleType())]
     sources = [PartitionField(one, 1000 + one, IdentityTransform(), f"p{one}") for one in (2, 3)]
@@ -488,7 +488,7 @@ def test_files_of_a_dropped_table_are_left_out(make: Make, monkeypatch: pytest.M
     assert until_ids(sink, 1, 2, 3, table="db.u") == []
 
 
-def test_columns_that_are_renamed_or_added_by_others(make: Make) -> None:
+def test_columns_renamed_or_added_by_others_are_filled(make: Make) -> None:
     sink = make(create=False)
     table = sink.create("db.t", Schema(ID, NestedField(2, "a", StringType())))
     put(sink, *as_json(1, a="x"))
@@ -554,7 +554,9 @@ def test_a_second_run_with_the_same_name_fences_the_first(make: Make) -> None:
     until_ids(sink, 1, 2)
 
 
-def test_a_topic_gets_more_partitions(make: Make, sink_broker: BrokerProcess, topic: str) -> None:
+def test_new_partitions_of_a_topic_are_read(
+    make: Make, sink_broker: BrokerProcess, topic: str
+) -> None:
     sink = make()
     sink.change(kafka={**sink.settings.kafka, "topic.metadata.refresh.interval.ms": "500"})
     put(sink, *as_json(1))
@@ -567,7 +569,7 @@ def test_a_topic_gets_more_partitions(make: Make, sink_broker: BrokerProcess, to
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_topic_is_deleted_and_the_other_one_goes_on(
+def test_deleting_one_topic_does_not_stop_reading_the_other_one(
     make: Make, sink_broker: BrokerProcess, topic: str, place: int
 ) -> None:
     names = [topic, f"{topic}-b"]
@@ -681,7 +683,7 @@ def test_a_full_disk_is_waited_for(
 
 
 @pytest.mark.test_all
-def test_a_broker_that_is_killed_while_workers_run(
+def test_each_record_is_in_the_table_once_while_the_broker_is_killed(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     broker = own_broker(**SETTINGS, **GROUPS)

@@ -102,7 +102,7 @@ def test_each_record_is_in_the_table_once_whatever_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_each_record_is_in_the_table_once_for_long(
+def test_each_record_is_in_the_table_once_after_a_hundred_faults(
     events_broker: BrokerProcess, tmp_path: Path
 ) -> None:
     with iceberg_sink(

@@ -65,7 +65,7 @@ def check_rows(
 
 
 @pytest.mark.test_all
-def test_a_catalog_in_a_database_and_files_in_an_s3_compatible_store(
+def test_rows_are_written_to_a_sql_catalog_with_files_in_an_s3_compatible_store(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path, s3: S3Server
 ) -> None:
     options = {
@@ -77,7 +77,7 @@ def test_a_catalog_in_a_database_and_files_in_an_s3_compatible_store(
     assert all(path.startswith(f"s3://{BUCKET}/") for path in paths.to_pylist())
 
 
-def test_a_topic_with_one_partition(
+def test_a_topic_with_one_partition_is_written_by_one_worker(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     options = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": str(tmp_path)}
@@ -85,7 +85,7 @@ def test_a_topic_with_one_partition(
 
 
 @pytest.mark.test_all
-def test_a_rest_catalog(
+def test_rows_are_written_through_a_rest_catalog(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     with RestCatalog(tmp_path) as rest:
@@ -94,7 +94,7 @@ def test_a_rest_catalog(
 
 
 @pytest.mark.test_all
-def test_a_hive_metastore(
+def test_rows_are_written_through_a_hive_metastore(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     with HiveMetastore(tmp_path) as hive:

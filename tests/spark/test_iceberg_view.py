@@ -84,7 +84,7 @@ def test_the_view_has_the_table_and_the_log_behind_it(
 
 
 @pytest.mark.test_all
-def test_there_is_no_gap_and_no_double_while_the_sink_commits(
+def test_the_view_has_each_row_once_while_the_sink_commits(
     sink_broker: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
 ) -> None:
     create_topic(sink_broker.kafka, topic, 2)
@@ -129,7 +129,7 @@ AFTER = "(SELECT * FROM {} WHERE sleepEachRow(0.4) = 0)"
 
 
 @pytest.mark.parametrize("slow", [BEFORE, AFTER], ids=["before", "after"])
-def test_a_commit_beside_the_search_for_the_seam_changes_nothing(
+def test_a_commit_during_a_query_of_the_view_loses_and_doubles_no_row(
     clickhouse: FreeEngine, tmp_path: Path, slow: str
 ) -> None:
     """It takes two seconds here, before or after the snapshot for it is chosen."""

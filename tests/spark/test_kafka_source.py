@@ -51,7 +51,7 @@ def test_both_sources_show_the_same_rows(
 
 
 @pytest.mark.test_all
-def test_batches_are_written_and_read(
+def test_sparks_kafka_source_writes_and_reads_batches(
     spark_with_kafka: SparkSession, broker: BrokerProcess, source: Any, options: Any, topic: str
 ) -> None:
     ConfluentKafka().create_topic(broker.kafka, topic, 3)
@@ -67,7 +67,7 @@ def test_batches_are_written_and_read(
 
 
 @pytest.mark.test_all
-def test_a_stream_goes_from_topic_to_topic(
+def test_a_stream_of_sparks_kafka_source_copies_a_topic(
     spark_with_kafka: SparkSession,
     broker: BrokerProcess,
     options: dict[str, str],

@@ -158,7 +158,7 @@ def _clock(second: int) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(second))
 
 
-def test_a_plot_is_a_picture(computed: Computed) -> None:
+def test_the_plot_option_writes_a_picture(computed: Computed) -> None:
     check_picture(computed.plot)
 
 

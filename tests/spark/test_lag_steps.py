@@ -269,7 +269,9 @@ def test_a_repeated_run_writes_the_same_alerts(spark: SparkSession) -> None:
     assert {one[:3] for one in again} <= {one[:3] for one in first}
 
 
-def test_seconds_growing_and_stalled(spark: SparkSession) -> None:
+def test_alerts_of_seconds_growth_and_stalling_begin_with_their_conditions(
+    spark: SparkSession,
+) -> None:
     grown = news(spark, [5, 6, 7, 8, 8, 9], Thresholds(growing=3))
     assert grown == [("growing", 3, 4, 8, 8)]
     late = news(spark, [5, 60, 5], Thresholds(seconds=59.5))
@@ -281,6 +283,6 @@ def test_seconds_growing_and_stalled(spark: SparkSession) -> None:
 
 
 @pytest.mark.test_all
-def test_kinds_do_not_mix(spark: SparkSession) -> None:
+def test_alerts_of_two_kinds_do_not_mix(spark: SparkSession) -> None:
     found = news(spark, [1, 20, 30], Thresholds(records=10, seconds=25))
     assert found == [("records", 1, None, 20, 30), ("seconds", 2, None, 30, 30)]

@@ -152,7 +152,7 @@ def test_a_stream_continues_from_its_checkpoint(
 
 
 @pytest.mark.test_all
-def test_the_limit_holds_and_is_shared_by_partitions(
+def test_the_limit_of_a_batch_is_shared_by_partitions(
     spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient
 ) -> None:
     admin.create_topics([NewTopic(topic, 2, 1)])
@@ -258,7 +258,7 @@ def test_the_next_batch_of_a_stream_has_new_partitions_and_topics(
     assert sorted(values(made, start, end)) == list(range(9))
 
 
-def test_the_offsets_that_a_stream_reports(
+def test_a_stream_reports_ends_within_its_limit(
     broker: BrokerProcess, topic: str, admin: KafkaAdminClient
 ) -> None:
     admin.create_topics([NewTopic(topic, 1, 1)])
@@ -286,7 +286,7 @@ def test_the_offsets_that_a_stream_reports(
     assert reader(broker.http_url, **options).getDefaultReadLimit() == ReadAllAvailable()
 
 
-def test_an_end_never_goes_back(
+def test_the_end_of_a_stream_never_goes_back(
     broker: BrokerProcess, topic: str, admin: KafkaAdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica that is behind would report a lower end."""

@@ -128,15 +128,15 @@ BEFORE = "(SELECT t.* FROM (SELECT (SELECT sleep(2))) AS slow CROSS JOIN {} AS t
 AFTER = "(SELECT * FROM {} WHERE sleepEachRow(0.4) = 0)"
 
 
-@pytest.mark.parametrize("slow", [BEFORE, AFTER], ids=["before", "after"])
+@pytest.mark.parametrize(("name", "slow"), [("before", BEFORE), ("after", AFTER)])
 def test_a_commit_during_a_query_of_the_view_loses_and_doubles_no_row(
-    clickhouse: FreeEngine, tmp_path: Path, slow: str
+    clickhouse: FreeEngine, tmp_path: Path, name: str, slow: str
 ) -> None:
     """It takes two seconds here, before or after the snapshot for it is chosen."""
     for number in range(20):
         directory = tmp_path / str(number)
         directory.mkdir()
-        if rows_are_whole_beside_a_commit(clickhouse, directory, slow, f"default.log_{number}"):
+        if rows_are_whole_beside_a_commit(clickhouse, directory, slow, f"default.{name}_{number}"):
             return
     pytest.fail("no commit ended before the query did")
 

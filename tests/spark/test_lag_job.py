@@ -103,6 +103,7 @@ def _of(rows: list[dict[str, Any]], group: str, topic: str = "orders") -> list[d
 
 
 @pytest.mark.usefixtures("nothing_computed")
+@pytest.mark.test_all
 def test_a_dry_run_writes_nothing_and_reports_what_it_would_write(
     history: History, tmp_path: Path
 ) -> None:

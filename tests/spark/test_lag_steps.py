@@ -278,6 +278,10 @@ def test_alerts_of_seconds_growth_and_stalling_begin_with_their_conditions(
     assert late == [("seconds", 1, 2, 60, 60)]
     stood = news(spark, [5, 6, 7], Thresholds(stalled=2), rates=(1, 0))
     assert stood == [("stalled", 1, None, 6, 7)]
+
+
+@pytest.mark.test_all
+def test_a_group_that_commits_or_a_log_without_records_is_not_stalled(spark: SparkSession) -> None:
     assert news(spark, [5, 6, 7], Thresholds(stalled=2), rates=(1, 0.5)) == []
     assert news(spark, [5, 6, 7], Thresholds(stalled=2), rates=(0, 0)) == []
 

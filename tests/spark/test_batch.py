@@ -289,6 +289,7 @@ def test_a_topic_created_again_shows_no_old_records(
         frame(spark, broker.http_url, subscribe=topic).collect()
 
 
+@pytest.mark.test_all
 def test_a_frame_shows_the_records_of_its_first_use(
     spark: SparkSession, broker: BrokerProcess, topic: str
 ) -> None:
@@ -302,6 +303,7 @@ def test_a_frame_shows_the_records_of_its_first_use(
         assert frame(spark, broker.http_url, subscribe=topic).count() == count
 
 
+@pytest.mark.test_all
 def test_a_wrong_login_is_an_error(
     spark: SparkSession, own_broker: Callable[..., BrokerProcess], topic: str
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_jobs import job
 from spark_jobs.session import session
 from tests.support import tokens, tools
 from tests.support.broker_process import BrokerProcess
@@ -22,8 +23,17 @@ for name in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def few_tasks() -> Iterator[None]:
+    """A shuffle of a job has a task for each of its slices, which are tiny here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "MAX_TASKS", 2)
+        yield
+
+
+@pytest.fixture(scope="session")
+def spark(few_tasks: None) -> Iterator[SparkSession]:
     """A session with Spark's own Kafka source, if Maven could fetch it."""
+    del few_tasks
     try:
         jars = tools.spark_source_jars()
     except pytest.fail.Exception:
@@ -34,7 +44,10 @@ def spark() -> Iterator[SparkSession]:
         "local[2]",
         spark__driver__memory="1g",
         spark__jars=",".join(jars),
-        spark__sql__shuffle__partitions=2,
+        spark__sql__shuffle__partitions=1,
+        # Each plan runs once: to compile it takes more than to interpret it.
+        spark__sql__codegen__wholeStage=False,
+        spark__sql__codegen__factoryMode="NO_CODEGEN",
         spark__sql__session__timeZone="UTC",
     )
     yield made
@@ -48,8 +61,9 @@ def spark_with_kafka(spark: SparkSession) -> SparkSession:
     return spark
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def sink_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all tests of the job `iceberg` that leave it running."""
     settings = {
         **SETTINGS,
         "group_initial_rebalance_delay_ms": "0",

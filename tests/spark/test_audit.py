@@ -215,6 +215,7 @@ def found(told: dict[str, Any], topic: str) -> list[Found]:
     ]
 
 
+@pytest.mark.test_all
 def test_progress_counts_every_row_and_commit(history: History, spark: SparkSession) -> None:
     del spark
     ended = run_job(audit.command, history.broker.http, "--topic", "healthy*", user=None)
@@ -237,7 +238,7 @@ def test_each_planted_anomaly_is_found(told: dict[str, Any], topic: str) -> None
     assert len(of_topic) == len(PLANTED[topic][1])
 
 
-def test_no_other_anomaly_is_found(told: dict[str, Any]) -> None:
+def test_healthy_topics_have_no_anomaly_and_their_resets_are_reported(told: dict[str, Any]) -> None:
     healthy = [row for row in told["rows"] if row["topic"].startswith("healthy")]
     assert [(row["kind"], row["group"], row["first"], row["last"]) for row in healthy] == [
         ("reset", ODD, 5, 49),
@@ -249,7 +250,9 @@ def test_no_other_anomaly_is_found(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_after_a_killed_one_reports_the_same(history: History, told: dict[str, Any]) -> None:
+def test_an_audit_after_a_killed_one_reports_the_same(
+    history: History, told: dict[str, Any]
+) -> None:
     command = [sys.executable, "-m", "broker.cli", "jobs", "run", "audit", "--master", "local[2]"]
     command += ["--http", history.broker.http]
     with subprocess.Popen(
@@ -263,7 +266,7 @@ def test_a_run_after_a_killed_one_reports_the_same(history: History, told: dict[
     assert json.loads(again.stdout)["rows"] == told["rows"]
 
 
-def test_healthy_topics_give_exit_code_0(history: History) -> None:
+def test_an_audit_of_healthy_topics_ends_with_exit_code_0(history: History) -> None:
     ended = run_job(audit.command, history.broker.http, "--topic", "healthy*", "--group", "nobody")
     assert ended.code == 0
     assert ended.stdout == (
@@ -271,7 +274,7 @@ def test_healthy_topics_give_exit_code_0(history: History) -> None:
     )
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_offsets_that_compaction_removed_are_not_a_gap(history: History) -> None:
     """With a table as the compaction job creates it."""
     columns = "topic LowCardinality(String), topic_id UUID, partition Int32,"
@@ -298,7 +301,7 @@ def test_a_log_longer_than_a_slice_is_read_in_several_queries(
     assert ended.code == 0
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_no_anomalies_after_crashes_resets_and_deletions(
     own_broker: Callable[..., BrokerProcess],
 ) -> None:

@@ -16,7 +16,7 @@ from tests.support.cluster_tables import ClusterTables
 from tests.support.command_line import output
 from tests.support.committed import create_topic
 
-pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.long]
+pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.test_all]
 
 TOPIC, PARTITIONS, EACH = "orders", 4, 10
 TABLE = "shop.orders"
@@ -62,7 +62,9 @@ def audited(cluster: Cluster) -> Ended:
     return run_job(audit.command, servers, *credentials, "--json", user=None)
 
 
-def test_each_anomaly_is_found_on_its_shard_and_nothing_before(fed: Cluster) -> None:
+def test_each_planted_anomaly_is_found_on_its_shard_and_none_before_it_was_planted(
+    fed: Cluster,
+) -> None:
     healthy = audited(fed)
     assert (healthy.code, healthy.told["rows"]) == (0, [])
     tables = ClusterTables(fed)

@@ -83,11 +83,35 @@ def found_in_frames(spark: SparkSession) -> dict[int, list[Found]]:
 
 
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_each_anomaly_is_found_alone(found_in_frames: dict[int, list[Found]], case: int) -> None:
+def test_each_anomaly_of_a_feed_is_found_and_no_other(
+    found_in_frames: dict[int, list[Found]], case: int
+) -> None:
     assert sorted(found_in_frames[case]) == CASES[case][2]
 
 
-# --- planted in a broker's own tables
+# --- in a broker's own tables
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_row_deleted_from_the_table_of_a_feed_is_a_gap(
+    sink_broker: BrokerProcess, topic: str
+) -> None:
+    tables = TypedTables(sink_broker)
+    create_topic(sink_broker.kafka, topic, 1)
+    tables("create", "audited.t", "--topic", topic, "--columns", "id UInt64")
+    for first in (0, 2):
+        tables.produce(topic, f'{{"id": {first}}}', f'{{"id": {first + 1}}}')
+        tables.await_fed("audited.t", first + 2)
+    tables.sql("DELETE FROM audited.t WHERE id = 2")
+    ended = run_job(audit.command, sink_broker.http, "--topic", topic, "--json")
+    assert ended.code == 1
+    assert [
+        (row["kind"], row["group"], row["first"], row["last"], row["detail"])
+        for row in ended.told["rows"]
+    ] == [("gap", "feed-audited.t", 2, 3, "1 rows in the table, and 2 when it was completed")]
+
+
+# --- planted in the tables of a stopped broker
 
 TABLE_NAME, GONE, UNCOUNTED = "shop.t", "shop.gone", "shop.uncounted"
 LATEST = "shop.latest"
@@ -216,6 +240,7 @@ def fill(tables: TypedTables) -> None:
     tables.await_fed("many.*", 1)
 
 
+@pytest.mark.test_all
 @pytest.mark.parametrize("topic", PLANTED)
 def test_each_anomaly_is_found_that_was_planted_in_the_tables_of_a_broker(
     told: dict[str, Any], topic: str
@@ -229,7 +254,8 @@ def test_each_anomaly_is_found_that_was_planted_in_the_tables_of_a_broker(
     assert shown == PLANTED[topic][1]
 
 
-def test_nothing_is_found_that_was_not_planted(told: dict[str, Any]) -> None:
+@pytest.mark.test_all
+def test_the_audit_of_feeds_reports_only_planted_anomalies(told: dict[str, Any]) -> None:
     assert not told["ok"]
     assert {row["topic"] for row in told["rows"]} == set(PLANTED)
     kinds = Counter(kind for _, found in PLANTED.values() for kind, *_ in found)
@@ -239,8 +265,8 @@ def test_nothing_is_found_that_was_not_planted(told: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.long
-def test_nothing_is_found_in_a_feed_whose_table_was_changed_and_whose_broker_was_restarted(
+@pytest.mark.test_all
+def test_a_feed_with_a_changed_table_and_a_restarted_broker_has_no_anomaly(
     spark: SparkSession, own_broker: Callable[..., BrokerProcess]
 ) -> None:
     del spark
@@ -259,5 +285,6 @@ def test_nothing_is_found_in_a_feed_whose_table_was_changed_and_whose_broker_was
     assert (ended.code, ended.told["rows"]) == (0, [])
 
 
+@pytest.mark.test_all
 def test_tables_whose_rows_cannot_be_counted_are_named(told: dict[str, Any]) -> None:
     assert told["summary"].endswith(f" replace each other: {LATEST}, {UNCOUNTED}")

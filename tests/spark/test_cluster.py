@@ -28,7 +28,7 @@ from tests.support.engine_process import EngineProcess
 from tests.support.records import Record
 from tests.support.server_process import PROJECT, free_port
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.test_all
 
 TOPIC, PARTITIONS, EACH = "spread", 8, 40
 WHO = {"user": SQL_USER, "password": SQL_PASSWORD}
@@ -73,7 +73,7 @@ def urls(cluster: Cluster, listener: int | None = None) -> str:
     return ",".join(url for some in found for url in some)
 
 
-def test_slices_are_read_where_the_rows_are(shards: Cluster) -> None:
+def test_each_slice_is_read_from_the_shard_that_has_its_rows(shards: Cluster) -> None:
     reading = Reading(urls(shards), (), subscribe=TOPIC, **WHO)
     servers = reading.slices[0].shards
     assert [(set(one.urls), one.database) for one in servers] == [
@@ -121,7 +121,7 @@ def test_a_partition_on_two_shards_is_read_completely(shards: Cluster) -> None:
     assert min(row["offset"] for row in by_time.rows()) == EACH
 
 
-def test_spark_reads_a_cluster(spark: SparkSession, shards: Cluster) -> None:
+def test_spark_reads_each_record_of_a_cluster_once(spark: SparkSession, shards: Cluster) -> None:
     rows = frame(spark, urls(shards), subscribe=TOPIC, columns="partition,offset", **WHO)
     assert rows.distinct().count() == rows.count() == PARTITIONS * 2 * EACH
 

@@ -194,6 +194,7 @@ def test_the_latest_record_of_each_key_stays(compacting: BrokerProcess, topic: s
     assert offsets(broker, topic)[-1] == 2000
 
 
+@pytest.mark.test_all
 def test_a_topic_without_compaction_is_left_out(compacting: BrokerProcess, topic: str) -> None:
     create(compacting, topic, cleanup_policy="delete")
     produce(compacting.kafka, topic, [(b"k", b"1"), (b"k", b"2")])
@@ -201,8 +202,8 @@ def test_a_topic_without_compaction_is_left_out(compacting: BrokerProcess, topic
     assert offsets(compacting, topic) == [0, 1]
 
 
-@pytest.mark.long
-def test_what_was_aborted_goes_and_nothing_behind_an_open_transaction_does(
+@pytest.mark.test_all
+def test_aborted_records_are_removed_and_records_after_an_open_transaction_stay(
     compacting: BrokerProcess, topic: str
 ) -> None:
     broker = compacting
@@ -267,8 +268,8 @@ def committed(broker: BrokerProcess, topic: str) -> list[bytes]:
     return values
 
 
-@pytest.mark.long
-def test_consumers_see_every_latest_value_while_it_runs(
+@pytest.mark.test_all
+def test_consumers_see_every_latest_value_while_compaction_runs(
     compacting: BrokerProcess, topic: str
 ) -> None:
     broker = compacting
@@ -302,7 +303,7 @@ def test_consumers_see_every_latest_value_while_it_runs(
     assert state(read(broker.kafka, topic, len(records))) == expected
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 async def test_an_idempotent_producer_continues_after_compaction_and_a_kill(
     own_broker: OwnBroker, spark: SparkSession, topic: str
 ) -> None:
@@ -547,6 +548,7 @@ def test_a_broker_killed_while_it_removes_continues_after_its_start(
     assert offsets(broker, topic)[-1] == 600_000
 
 
+@pytest.mark.test_all
 def test_a_job_without_a_password_removes_nothing(compacting: BrokerProcess, topic: str) -> None:
     create(compacting, topic)
     produce(compacting.kafka, topic, [(b"k", b"1"), (b"k", b"2")])
@@ -559,6 +561,7 @@ def test_a_job_without_a_password_removes_nothing(compacting: BrokerProcess, top
     assert offsets(compacting, topic) == [0, 1]
 
 
+@pytest.mark.test_all
 def test_the_job_fails_when_no_broker_removes(
     compacting: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -574,7 +577,8 @@ def test_the_job_fails_when_no_broker_removes(
     assert "the broker has removed nothing for 1 s" in done.output
 
 
-def test_progress_counts_what_is_decided_about_and_what_is_removed(
+@pytest.mark.test_all
+def test_progress_counts_the_rows_decided_about_and_the_rows_removed(
     compacting: BrokerProcess, topic: str
 ) -> None:
     create(compacting, topic)
@@ -588,7 +592,7 @@ def test_progress_counts_what_is_decided_about_and_what_is_removed(
 
 
 @pytest.mark.slow
-def test_spark_submit_runs_it(compacting: BrokerProcess, topic: str) -> None:
+def test_spark_submit_runs_the_compaction_job(compacting: BrokerProcess, topic: str) -> None:
     create(compacting, topic)
     produce(compacting.kafka, topic, [(b"k", b"1"), (b"k", b"2")])
     submit = Path(sys.executable).with_name("spark-submit")
@@ -603,6 +607,7 @@ def test_spark_submit_runs_it(compacting: BrokerProcess, topic: str) -> None:
     assert offsets(compacting, topic) == [1]
 
 
+@pytest.mark.test_all
 def test_compacted_and_deleted_records_are_not_an_anomaly(
     compacting: BrokerProcess, topic: str
 ) -> None:

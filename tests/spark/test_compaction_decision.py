@@ -82,8 +82,6 @@ def test_spark_decides_as_the_model_does(spark: SparkSession) -> None:
         producers += producers_of(number, history, rules)
         due = [end for at_ms, end in history.marks if at_ms <= rules.now_ms - rules.retention_ms]
         targets.append((number, expected[number].bound, max(due, default=0), 10))
-    spark.conf.set("spark.sql.shuffle.partitions", 2)
-
     all_records = spark.createDataFrame(records, RECORDS)
     rows = decide(
         all_records,

@@ -53,14 +53,13 @@ def tables(own_broker: Callable[..., BrokerProcess]) -> TypedTables:
     ],
 )
 def test_a_run_that_may_store_no_dead_letter_ends_at_once_with_one_sentence(
-    tables: TypedTables, credentials: list[str], sentence: str
+    sink_broker: BrokerProcess, credentials: list[str], sentence: str
 ) -> None:
-    broker = tables.broker
     ended = CliRunner().invoke(
         feed.command,
         [
-            TABLE, "--topic", "events", "--bootstrap", broker.kafka, "--http", broker.http_url,
-            *credentials, "--columns", "id UInt64",
+            TABLE, "--topic", "events", "--bootstrap", sink_broker.kafka,
+            "--http", sink_broker.http_url, *credentials, "--columns", "id UInt64",
         ],
     )  # fmt: skip
     assert ended.exit_code == 1
@@ -68,6 +67,7 @@ def test_a_run_that_may_store_no_dead_letter_ends_at_once_with_one_sentence(
     assert "starting Spark" not in ended.stderr
 
 
+@pytest.mark.test_all
 def test_a_password_that_is_changed_while_the_job_runs_ends_it_with_one_sentence(
     tables: TypedTables,
 ) -> None:
@@ -98,8 +98,9 @@ def has_completed_a_block(tables: TypedTables) -> bool:
     )
 
 
-def test_json_becomes_rows_and_dead_letters(tables: TypedTables) -> None:
-    create_topic(tables.broker.kafka, "events", 2)
+def test_json_becomes_rows_and_dead_letters(sink_broker: BrokerProcess, topic: str) -> None:
+    tables = TypedTables(sink_broker)
+    create_topic(sink_broker.kafka, topic, 2)
     big = "12345678901234567890.12345"
     good = [
         f'{{"id": 1, "amount": {big}, "tags": ["a", 2.50], "a": {{"b": "x"}}}}',
@@ -108,21 +109,21 @@ def test_json_becomes_rows_and_dead_letters(tables: TypedTables) -> None:
         "[]",
     ]
     bad = ['{"id": 5', '{"id": 300}', "7", '[{"id": 8}, 9]', '{"id": 9, "id": 9}', ""]
-    tables.produce("events", *good, *bad, partition=1)
+    tables.produce(topic, *good, *bad, partition=1)
     columns = (
         "id UInt8, amount Nullable(Decimal(38, 5)), tags Array(String), ab String,"
         " at DateTime64(3, 'UTC'), _topic String, _partition Int32, _offset Int64,"
         " _timestamp DateTime64(3), _key Nullable(String)"
     )
-    arguments = (TABLE, "--topic", "events", "--once", "--path", "ab=a.b")
-    printed = run_feed(tables.broker, *arguments, "--columns", columns, "--order-by", "id")
+    arguments = (TABLE, "--topic", topic, "--once", "--path", "ab=a.b")
+    printed = run_feed(sink_broker, *arguments, "--columns", columns, "--order-by", "id")
 
     assert f"{TABLE}: 4 rows fed, 6 dead letters" in printed
     rows = tables.sql(
         "SELECT * EXCEPT (_timestamp, amount), toString(amount) AS amount, _timestamp > 0 AS t"
         f" FROM {TABLE} ORDER BY id"
     )
-    said = {"_topic": "events", "_partition": 1, "_key": None, "t": 1}
+    said = {"_topic": topic, "_partition": 1, "_key": None, "t": 1}
     empty: dict[str, Any] = {"amount": None, "tags": [], "ab": "", "at": "1970-01-01 00:00:00.000"}
     assert rows == [
         {**empty, "id": 1, "amount": big, "tags": ["a", "2.50"], "ab": "x", "_offset": 0, **said},
@@ -130,18 +131,21 @@ def test_json_becomes_rows_and_dead_letters(tables: TypedTables) -> None:
         {**empty, "id": 3, "amount": "0.1", "_offset": 1, **said},
         {**empty, "id": 4, "at": "2026-11-24 10:00:00.500", "_offset": 2, **said},
     ]
-    dead = tables.sql("SELECT offset, error FROM brokerhouse_feeds.dead_letters")
+    dead = tables.sql(
+        f"SELECT offset, error FROM brokerhouse_feeds.dead_letters WHERE topic = '{topic}'"
+        " ORDER BY offset"
+    )
     no_rows, not_json = "neither an object nor", "not valid JSON"
     twice = "the field id comes twice"
     errors = [not_json, "id: 300 does not fit UInt8", no_rows, no_rows, twice, not_json]
     assert [row["offset"] for row in dead] == list(range(4, 10))
     assert all(row["error"].startswith(one) for row, one in zip(dead, errors, strict=True)), dead
 
-    tables.produce("events", json.dumps({"id": 10}), partition=0)
-    told = run_feed(tables.broker, *arguments, "--dry-run")
+    tables.produce(topic, json.dumps({"id": 10}), partition=0)
+    told = run_feed(sink_broker, *arguments, "--dry-run")
     assert f"{TABLE}: would feed up to 1 record; nothing was written" in told
-    assert f"{TABLE}: 1 row fed, 0 dead letters" in run_feed(tables.broker, *arguments)
-    assert f"{TABLE}: 0 rows fed, 0 dead letters" in run_feed(tables.broker, *arguments)
+    assert f"{TABLE}: 1 row fed, 0 dead letters" in run_feed(sink_broker, *arguments)
+    assert f"{TABLE}: 0 rows fed, 0 dead letters" in run_feed(sink_broker, *arguments)
 
 
 COLUMNS = "id UInt64, name String, _partition Int32, _offset Int64"
@@ -239,7 +243,7 @@ def stop_in_a_block(tables: TypedTables, job: FeedJob) -> None:
     until(is_in_a_block, "the job stores a block", LIMIT_S)
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 @pytest.mark.timeout(600)
 def test_the_table_equals_the_log_if_the_job_is_killed_in_a_block(tables: TypedTables) -> None:
     numbers = Numbers(tables)
@@ -304,7 +308,8 @@ PROTOBUF = """
 """
 
 
-def test_avro_and_protobuf_with_a_schema_registry(tables: TypedTables) -> None:
+@pytest.mark.test_all
+def test_avro_and_protobuf_become_rows_by_schemas_of_a_registry(tables: TypedTables) -> None:
     schemas = Schemas()
     schemas.add(1, AVRO)
     schemas.add(2, NEWER)
@@ -369,7 +374,8 @@ CSV_COLUMNS = (
 )
 
 
-def test_csv_is_what_it_is_in_the_broker_s_own_feed(tables: TypedTables) -> None:
+@pytest.mark.test_all
+def test_csv_gives_the_same_rows_as_the_brokers_own_feed(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "csv", 1)
     produce(tables, "csv", *CSV)
     tables("create", "own.csv", "--topic", "csv", "--input-format", "csv", "--columns", CSV_COLUMNS,
@@ -394,7 +400,8 @@ def test_csv_is_what_it_is_in_the_broker_s_own_feed(tables: TypedTables) -> None
     assert "not one line of CSV with the columns id, note, amount, kind" in dead[0]["error"]
 
 
-def test_changes_of_debezium_are_what_they_are_in_the_broker_s_own_feed(
+@pytest.mark.test_all
+def test_debezium_changes_give_the_same_rows_as_the_brokers_own_feed(
     tables: TypedTables,
 ) -> None:
     create_topic(tables.broker.kafka, "changes", 1)
@@ -425,7 +432,8 @@ def test_changes_of_debezium_are_what_they_are_in_the_broker_s_own_feed(
     assert "0 dead letters" in told
 
 
-def test_values_of_all_types_are_what_they_are_in_the_broker_s_own_feed(
+@pytest.mark.test_all
+def test_values_of_all_types_give_the_same_rows_as_the_brokers_own_feed(
     tables: TypedTables,
 ) -> None:
     """The same rows and the same dead letters, alone and in an array."""
@@ -454,7 +462,7 @@ def test_values_of_all_types_are_what_they_are_in_the_broker_s_own_feed(
     assert 1000 < fed["n"] < fed["n"] + len(dead) == len(values)
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_dead_letters_are_parsed_again_after_a_fix(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "events", 2)
     more = ("--topic", "events", "--once", "--block-records", "2")

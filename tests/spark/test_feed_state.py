@@ -55,7 +55,7 @@ def engine_with_keeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Eng
         yield started
 
 
-@pytest.fixture(params=["engine", "engine_with_keeper"])
+@pytest.fixture(params=["engine", pytest.param("engine_with_keeper", marks=pytest.mark.test_all)])
 def registry(request: pytest.FixtureRequest) -> FeedRegistry:
     engine = request.getfixturevalue(request.param)
     _, made = open_registry(SqlServers.parse(engine.http))
@@ -63,7 +63,7 @@ def registry(request: pytest.FixtureRequest) -> FeedRegistry:
     return made
 
 
-def test_of_writers_that_race_one_changes_a_version(registry: FeedRegistry) -> None:
+def test_one_of_two_racing_writers_changes_a_version(registry: FeedRegistry) -> None:
     key = "race"
     assert registry.compare_and_set(key, None, "0")
     assert not registry.compare_and_set(key, None, "other")
@@ -165,7 +165,7 @@ def test_batches_that_come_again_are_stored_once(task: FeedTask) -> None:
 
 
 @pytest.mark.parametrize("when", ["before its insert", "after its insert"])
-def test_a_block_that_was_left_is_repeated(
+def test_a_block_that_a_failed_run_began_is_repeated(
     task: FeedTask, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = SparkBlockWriter.write
@@ -340,7 +340,7 @@ def test_dead_letters_that_fit_now_become_rows_once(task: FeedTask) -> None:
     check_replayed(task)
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", [pytest.param("before", marks=pytest.mark.test_all), "after"])
 @pytest.mark.parametrize(
     ("where", "name"),
     [
@@ -363,7 +363,7 @@ def test_a_replay_that_was_killed_is_repeated_once(
     check_replayed(task)
 
 
-def test_a_table_that_changes_after_a_killed_replay_gets_what_fits_now(
+def test_after_a_killed_replay_a_changed_table_gets_the_dead_letters_that_fit_it(
     task: FeedTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = all_fed(task).slice(0, 3)  # 300 and -1, of which either type takes one
@@ -393,7 +393,7 @@ def test_dead_letters_whose_records_kafka_has_deleted_stay(
 
 
 @pytest.mark.parametrize("name", ["_insert_rows", "_dead_letters"])
-def test_a_block_that_is_repeated_after_a_fix_leaves_no_dead_letter_of_before(
+def test_a_block_repeated_after_a_fix_leaves_no_old_dead_letter(
     task: FeedTask, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = batch(*DEAD_LETTERS)

@@ -76,7 +76,7 @@ def test_a_commit_waits_until_the_answers_cover_all_partitions() -> None:
     assert log.snapshots() == [[b"x"]]
 
 
-def test_a_commit_that_times_out_takes_what_is_there() -> None:
+def test_a_commit_that_times_out_takes_the_files_that_are_there() -> None:
     log = Log()
     log.buffer.begin("c", 10.0)
     log.files("c", "one", "x")
@@ -103,7 +103,7 @@ def test_files_that_come_late_are_in_the_next_commit() -> None:
     assert sorted(chain(*log.snapshots())) == [b"late", b"new"]
 
 
-def test_no_commit_while_a_transaction_was_read_in_part() -> None:
+def test_a_commit_waits_while_a_transaction_is_read_in_part() -> None:
     log = Log()
     log.buffer.begin("c", 10.0)
     log.complete("c", "one", A=5)
@@ -233,6 +233,6 @@ def test_events_are_avro_and_bring_their_schema() -> None:
 @pytest.mark.parametrize(
     "value", [b"", b"Obj\x01", b"text", encoded("g", CommitComplete("c", 1))[:-3]]
 )
-def test_what_is_no_event_is_malformed(value: bytes) -> None:
+def test_bytes_that_are_not_an_event_are_malformed(value: bytes) -> None:
     with pytest.raises(MalformedEvent):
         decoded(value)

@@ -117,25 +117,24 @@ def with_files_sent(
 # --- records
 
 
-@pytest.mark.parametrize(
-    ("fields", "error"),
-    [
-        ({"": 1}, "'': no column can have this name"),
-        ({"o": {"\ud800": 1}}, "'o': no column can have this name"),
-        ({"o": json.loads('{"a":' * 60 + "1" + "}" * 60)}, "'o': nested more than 50 times"),
-        ({"o": json.loads("[" * 60 + "]" * 60)}, "'o': nested more than 50 times"),
-    ],
-)
-def test_fields_that_cannot_have_a_column_make_a_dead_letter(
-    make: Make, fields: Mapping[str, Any], error: str
-) -> None:
+BAD_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"": 1}, "'': no column can have this name"),
+    ({"o": {"\ud800": 1}}, "'o': no column can have this name"),
+    ({"o": json.loads('{"a":' * 60 + "1" + "}" * 60)}, "'o': nested more than 50 times"),
+    ({"o": json.loads("[" * 60 + "]" * 60)}, "'o': nested more than 50 times"),
+]
+
+
+def test_fields_that_cannot_have_a_column_make_a_dead_letter(make: Make) -> None:
     sink = make(evolve=True)
-    put(sink, *as_json(1, **fields), *as_json(2), *as_json(3, **fields), *as_json(4))
-    assert until_ids(sink, 2, 4) == []
-    assert errors(sink) == [error, error]
+    for number, (fields, _) in enumerate(BAD_FIELDS):
+        put(sink, *as_json(100, **fields), *as_json(2 * number))
+        put(sink, *as_json(100, **fields), *as_json(2 * number + 1))
+    assert until_ids(sink, *range(2 * len(BAD_FIELDS))) == []
+    assert errors(sink) == [error for _, error in BAD_FIELDS for _ in range(2)]
 
 
-def test_strange_field_names_and_many_columns(make: Make) -> None:
+def test_a_thousand_columns_and_strange_field_names_are_added(make: Make) -> None:
     sink = make(evolve=True)
     names = ["a.b", "A", "a", " ", "a\nb", "\0", "x" * 5000, "ü", "a/b", *map(str, range(1000))]
     put(sink, *as_json(1), json.dumps({"id": 2, **dict.fromkeys(names, 7)}))
@@ -161,19 +160,20 @@ def test_records_without_values_cannot_make_a_table(make: Make) -> None:
     assert errors(sink) == ["there is no table db.t yet, and no value to make it by"] * 2
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "a.b", "a..b", "a/b", "/etc/a", "\0", "\ud800", "x" * 300]
-)
-def test_a_table_that_cannot_be_called_so_makes_a_dead_letter(make: Make, name: str) -> None:
+BAD_NAMES = ["", ".", "..", "a.b", "a..b", "a/b", "/etc/a", "\0", "\ud800", "x" * 300]
+
+
+def test_a_record_routed_to_an_impossible_table_name_is_a_dead_letter(make: Make) -> None:
     sink = make(names={}, database="db", route=route(RouteBy.FIELD, "k"))
-    put(sink, *as_json(1, k=name), *as_json(2, k="good-1"))
-    assert until_ids(sink, 2, table="db.good-1") == []
-    [error] = errors(sink)
-    assert error.startswith("no table can be called ")
+    for number, name in enumerate(BAD_NAMES):
+        put(sink, *as_json(number, k=name), *as_json(100 + number, k="good-1"))
+    assert until_ids(sink, *range(100, 110), table="db.good-1") == []
+    assert len(errors(sink)) == len(BAD_NAMES)
+    assert all(error.startswith("no table can be called ") for error in errors(sink))
     assert [path.name for path in (sink.warehouse / "db").iterdir()] == ["good-1"]
 
 
-def test_aborted_records_and_markers_are_passed(make: Make, sink_broker: BrokerProcess) -> None:
+def test_aborted_records_and_markers_are_skipped(make: Make, sink_broker: BrokerProcess) -> None:
     sink = make()
     [topic, *_] = sink.settings.topics
     producer = Producer({"bootstrap.servers": sink_broker.kafka, "transactional.id": topic})
@@ -187,7 +187,7 @@ def test_aborted_records_and_markers_are_passed(make: Make, sink_broker: BrokerP
     run_until(sink, lambda: sink.source_offsets() == {0: 8}, "the last marker")
 
 
-def test_files_with_large_statistics_are_told_in_several_events(
+def test_files_with_large_statistics_are_sent_in_several_events(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_jobs.iceberg.worker._EVENT_BYTES", 1000)
@@ -199,7 +199,7 @@ def test_files_with_large_statistics_are_told_in_several_events(
 # --- partitions
 
 
-def test_partitions_by_nulls_and_strange_values(make: Make) -> None:
+def test_rows_are_partitioned_by_nulls_and_strange_values(make: Make) -> None:
     sink = make(create=False)
     schema = Schema(
         ID,
@@ -236,7 +236,8 @@ def test_partitions_by_nulls_and_strange_values(make: Make) -> None:
     assert len(table.scan(row_filter=f"s = '{'x' * 400}'").to_arrow()) == 1
 
 
-def test_a_changed_partition_spec_and_a_dropped_column(
+@pytest.mark.test_all
+def test_files_of_an_old_partition_spec_with_a_dropped_column_are_committed(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of the old spec wait for the commit, and have a value of the dropped column."""
@@ -264,7 +265,7 @@ def test_a_changed_partition_spec_and_a_dropped_column(
     assert len(tools.read_iceberg(table.metadata_location).splitlines()) == 3
 
 
-def test_a_partition_column_that_becomes_optional_while_files_wait(
+def test_files_are_committed_after_their_partition_column_becomes_optional(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = make(create=False)
@@ -317,7 +318,7 @@ def test_a_key_can_have_another_name_in_records(make: Make) -> None:
     assert changed_rows(sink) == [{"id": 1, "v": "b"}]
 
 
-def test_a_key_that_changes_inside_one_commit(make: Make) -> None:
+def test_changes_of_one_key_inside_a_commit_apply_in_order(make: Make) -> None:
     sink = make(id_columns=("id",), operations=operations("op"), interval_ms=1000)
     sink.start()
     put(sink, '{"op": "c", "id": 1, "v": "a"}', '{"op": "c", "id": 2, "v": "a"}')
@@ -351,7 +352,8 @@ def test_an_upsert_that_moves_to_another_partition_replaces_the_old_row(make: Ma
     assert rows_in_java(sink) == [(1, "3"), (2, "4")]
 
 
-def test_changes_in_partitions_with_strange_values(make: Make) -> None:
+@pytest.mark.test_all
+def test_rows_in_partitions_with_strange_values_are_changed(make: Make) -> None:
     sink = make(operations=operations("op"))
     fields = [KEY, NestedField(2, "v", StringType()), NestedField(3, "d", DoubleType())]
     sources = [PartitionField(one, 1000 + one, IdentityTransform(), f"p{one}") for one in (2, 3)]
@@ -385,6 +387,7 @@ def test_upserts_of_rows_that_stay_in_their_partition_are_read_by_clickhouse(mak
     assert changed_rows(sink) == [{"id": 1, "v": "2"}]
 
 
+@pytest.mark.test_all
 def test_an_upsert_after_a_change_of_the_partition_spec_replaces_the_old_row(make: Make) -> None:
     sink = make(id_columns=("id",), operations=operations(), partition_by=("bucket(id, 2)",))
     put_upserts(sink, {"id": 1, "v": "a"})
@@ -485,7 +488,7 @@ def test_files_of_a_dropped_table_are_left_out(make: Make, monkeypatch: pytest.M
     assert until_ids(sink, 1, 2, 3, table="db.u") == []
 
 
-def test_columns_that_are_renamed_or_added_by_others(make: Make) -> None:
+def test_columns_renamed_or_added_by_others_are_filled(make: Make) -> None:
     sink = make(create=False)
     table = sink.create("db.t", Schema(ID, NestedField(2, "a", StringType())))
     put(sink, *as_json(1, a="x"))
@@ -551,7 +554,9 @@ def test_a_second_run_with_the_same_name_fences_the_first(make: Make) -> None:
     until_ids(sink, 1, 2)
 
 
-def test_a_topic_gets_more_partitions(make: Make, sink_broker: BrokerProcess, topic: str) -> None:
+def test_new_partitions_of_a_topic_are_read(
+    make: Make, sink_broker: BrokerProcess, topic: str
+) -> None:
     sink = make()
     sink.change(kafka={**sink.settings.kafka, "topic.metadata.refresh.interval.ms": "500"})
     put(sink, *as_json(1))
@@ -564,7 +569,7 @@ def test_a_topic_gets_more_partitions(make: Make, sink_broker: BrokerProcess, to
 
 
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_topic_is_deleted_and_the_other_one_goes_on(
+def test_deleting_one_topic_does_not_stop_reading_the_other_one(
     make: Make, sink_broker: BrokerProcess, topic: str, place: int
 ) -> None:
     names = [topic, f"{topic}-b"]
@@ -677,8 +682,8 @@ def test_a_full_disk_is_waited_for(
         sink.stop()
 
 
-@pytest.mark.long
-def test_a_broker_that_is_killed_while_workers_run(
+@pytest.mark.test_all
+def test_each_record_is_in_the_table_once_while_the_broker_is_killed(
     own_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     broker = own_broker(**SETTINGS, **GROUPS)

@@ -90,7 +90,7 @@ def check_each_record_once(
     assert sink.ids() == list(range(sent))
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_each_record_is_in_the_table_once_whatever_is_killed(
     events_broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -102,7 +102,7 @@ def test_each_record_is_in_the_table_once_whatever_is_killed(
 
 @pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_each_record_is_in_the_table_once_for_long(
+def test_each_record_is_in_the_table_once_after_a_hundred_faults(
     events_broker: BrokerProcess, tmp_path: Path
 ) -> None:
     with iceberg_sink(
@@ -124,15 +124,16 @@ def test_each_record_is_in_the_table_once_for_long(
 )
 @pytest.mark.parametrize("once", [["--once"], []])
 def test_a_run_that_could_store_no_dead_letter_ends_at_once_with_one_sentence(
-    events_broker: BrokerProcess, tmp_path: Path, credentials: list[str], sentence: str,
-    once: list[str],
+    sink_broker: BrokerProcess, tmp_path: Path, credentials: list[str], sentence: str,
+    once: list[str], topic: str,
 ) -> None:  # fmt: skip
     """Although there is none: it would be found out when the first one comes."""
+    create_topic(sink_broker.kafka, topic, 1)
     ended = CliRunner().invoke(
         job.command,
         [
-            "--bootstrap", events_broker.kafka, "--http", events_broker.http_url, *credentials,
-            "--topic", "events", "--catalog", f"{tmp_path}/warehouse", "--table", "db.events",
+            "--bootstrap", sink_broker.kafka, "--http", sink_broker.http_url, *credentials,
+            "--topic", topic, "--catalog", f"{tmp_path}/warehouse", "--table", "db.events",
             "--create", *once,
         ],
     )  # fmt: skip
@@ -142,7 +143,7 @@ def test_a_run_that_could_store_no_dead_letter_ends_at_once_with_one_sentence(
     assert "starting Spark" not in ended.stderr
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_a_password_that_is_changed_while_the_job_runs_ends_it_with_one_sentence(
     events_broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -199,7 +200,7 @@ def has_more(directory: Path, rows: int) -> bool:
     return len(ids_in(directory)) > rows
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_spark_starts_workers_again_and_a_second_run_goes_on(
     events_broker: BrokerProcess, tmp_path: Path
 ) -> None:

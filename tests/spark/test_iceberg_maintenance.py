@@ -81,7 +81,7 @@ def test_small_files_become_one(plain: ChangingTable) -> None:
     assert snapshot.summary["total-data-files"] == "1"
 
 
-def test_a_second_rewrite_finds_nothing(plain: ChangingTable) -> None:
+def test_a_second_rewrite_changes_nothing(plain: ChangingTable) -> None:
     plain.commit({"id": 1})
     plain.commit({"id": 2})
     rewrite(plain.catalog, NAME, TARGET, in_turn)
@@ -216,7 +216,7 @@ def test_position_deletes_are_applied(keyed: ChangingTable) -> None:
         (pa.timestamp("us", "UTC"), [1, 2, None], [2]),
     ],
 )
-def test_rows_without_those_of_a_key(kind: pa.DataType, found: Any, deleted: Any) -> None:
+def test_rows_with_a_deleted_key_are_left_out(kind: pa.DataType, found: Any, deleted: Any) -> None:
     rows = pa.table({"k": pa.array(found, kind), "n": range(len(found))})
     keys = pa.table({"k": pa.array(deleted, kind)})
     same = {str(one) for one in deleted}
@@ -233,7 +233,7 @@ def test_keys_of_two_columns_are_compared_as_a_whole() -> None:
 # --- others commit meanwhile
 
 
-def test_an_append_meanwhile_is_neither_lost_nor_doubled(plain: ChangingTable) -> None:
+def test_an_append_during_a_rewrite_is_neither_lost_nor_doubled(plain: ChangingTable) -> None:
     plain.commit({"id": 1})
     plain.commit({"id": 2})
 
@@ -247,7 +247,7 @@ def test_an_append_meanwhile_is_neither_lost_nor_doubled(plain: ChangingTable) -
     assert plain.stored_offsets() == {0: 3}
 
 
-def test_an_append_during_the_commit_is_neither_lost_nor_doubled(
+def test_an_append_during_the_commit_of_a_rewrite_is_neither_lost_nor_doubled(
     plain: ChangingTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain.commit({"id": 1})
@@ -285,7 +285,7 @@ def test_a_commit_of_the_sink_that_began_before_a_rewrite_is_made_after_it(
     assert plain.ids() == [1, 2, 3]
 
 
-def test_a_row_that_is_deleted_meanwhile_does_not_come_back(keyed: ChangingTable) -> None:
+def test_a_row_deleted_during_a_rewrite_does_not_come_back(keyed: ChangingTable) -> None:
     keyed.commit(insert(1, "a"), insert(2, "b"))
     keyed.commit(insert(3, "c"))
 
@@ -460,7 +460,7 @@ def test_a_table_without_snapshots_keeps_its_files(plain: ChangingTable) -> None
     assert expiry.orphans(plain.catalog, NAME, time.time_ns() // 1_000_000, HOUR_MS) == {}
 
 
-def test_files_of_a_table_below_are_not_orphans(plain: ChangingTable) -> None:
+def test_files_of_a_table_in_a_subdirectory_are_not_orphans(plain: ChangingTable) -> None:
     plain.commit({"id": 1})
     other = plain.location / "t2" / "data" / "x.parquet"
     other.parent.mkdir(parents=True)
@@ -474,7 +474,9 @@ def test_files_of_a_table_below_are_not_orphans(plain: ChangingTable) -> None:
 
 
 @pytest.mark.usefixtures("spark")
-def test_the_command_does_all_of_it_with_spark(keyed: ChangingTable) -> None:
+def test_the_command_rewrites_files_expires_snapshots_and_deletes_orphans(
+    keyed: ChangingTable,
+) -> None:
     keyed.commit(insert(1, "a"), insert(2, "b"))
     keyed.commit(put(2, "B"))
     keyed.written(insert(7))

@@ -106,7 +106,7 @@ def test_lists_of_lists_and_fields_called_as_their_parts_are_columns(
     ]
 
 
-def test_names_that_are_no_text_are_refused(catalog: Catalog, write: Write) -> None:
+def test_field_names_that_are_not_text_are_refused(catalog: Catalog, write: Write) -> None:
     assert write({"id": 1}) == {}
     reader = ValueReader(Format.MSGPACK, "")
     sent: list[Any] = [
@@ -126,7 +126,7 @@ def test_names_that_are_no_text_are_refused(catalog: Catalog, write: Write) -> N
     assert [row["id"] for row in read(catalog)] == [1, 7]
 
 
-def test_names_are_told_apart_without_a_table() -> None:
+def test_a_dotted_name_is_refused_beside_a_nested_field_of_the_schema() -> None:
     object_ = StructType(NestedField(2, "b", LongType()))
     schema = Schema(NestedField(1, "a", object_))
     assert Evolution(schema, {}).refusals([{"a.b": None}, {"a.b": 1}, {"a.b.c": 1}]) == {

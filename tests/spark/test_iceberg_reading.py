@@ -126,6 +126,7 @@ def test_pyiceberg_and_clickhouse_read_all_types(plain: ChangingTable) -> None:
     assert with_seconds(found) == rows
 
 
+@pytest.mark.test_all
 def test_clickhouse_reads_a_time_as_whole_seconds(changing: ChangingTable) -> None:
     """Spark has no such type."""
     make_table(changing, {"id": LongType(), "time": TimeType()})
@@ -135,13 +136,14 @@ def test_clickhouse_reads_a_time_as_whole_seconds(changing: ChangingTable) -> No
     assert row == {"time": 3723}
 
 
+@pytest.mark.test_all
 def test_clickhouse_and_pyiceberg_read_partitions(partitioned: ChangingTable) -> None:
     [found] = clickhouse_rows(f"SELECT * FROM {source(partitioned)} ORDER BY id")
     assert found == partitioned.rows()
     assert len(found) == 20
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_clickhouse_applies_equality_deletes(keyed: ChangingTable) -> None:
     query = f"SELECT id, value FROM {source(keyed)} ORDER BY id"
     assert clickhouse_rows(query) == [KEYED_ROWS]
@@ -163,7 +165,7 @@ def test_deletes_of_a_commit_beside_a_rewrite_apply_for_clickhouse(keyed: Changi
     assert found == KEYED_ROWS[:-1]
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 def test_spark_reads_what_the_others_read(
     plain: ChangingTable, partitioned: ChangingTable, keyed: ChangingTable, tmp_path: Path
 ) -> None:

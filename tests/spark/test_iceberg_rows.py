@@ -119,7 +119,9 @@ def test_a_value_is_fitted_if_nothing_is_lost(kind: IcebergType, value: Any, exp
 
 
 @pytest.mark.parametrize(("kind", "value"), DOES_NOT_FIT, ids=str)
-def test_what_does_not_fit_is_named_and_the_others_are_taken(kind: IcebergType, value: Any) -> None:
+def test_a_value_that_does_not_fit_is_named_and_the_other_rows_are_taken(
+    kind: IcebergType, value: Any
+) -> None:
     [good] = [one for known, one, _ in FITS if type(known) is type(kind)][:1]
     found, errors = fitter(kind).fit([{"v": good}, {"v": value}, {"v": good}])
     assert list(errors) == [1]
@@ -135,7 +137,7 @@ def test_a_required_column_takes_no_null() -> None:
     assert errors == dict.fromkeys((1, 2), "v: nothing does not fit long")
 
 
-def test_errors_of_several_columns_are_of_the_first() -> None:
+def test_each_row_names_its_column_that_does_not_fit() -> None:
     schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()))
     found, errors = RowFitter(schema, {}).fit([{"a": 1, "b": "x"}, {"a": "x"}, {"a": 3, "b": 4}])
     assert errors == {0: "b: x does not fit long", 1: "a: x does not fit long"}
@@ -176,7 +178,7 @@ def test_numbers_that_no_wider_type_takes_widen_nothing() -> None:
     assert found == {"i": pa.int64(), "f": pa.float64()}
 
 
-def test_what_a_schema_lacks_for_rows() -> None:
+def test_columns_and_fields_that_a_schema_lacks_are_found_in_all_rows() -> None:
     item = StructType(NestedField(5, "a", IntegerType()))
     schema = Schema(
         NestedField(1, "o", StructType(NestedField(2, "n", IntegerType()))),

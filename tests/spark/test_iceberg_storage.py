@@ -64,7 +64,8 @@ def check_rows(
     assert sorted(rows.column("id").to_pylist()) == list(range(COUNT))
 
 
-def test_a_catalog_in_a_database_and_files_in_an_s3_compatible_store(
+@pytest.mark.test_all
+def test_rows_are_written_to_a_sql_catalog_with_files_in_an_s3_compatible_store(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path, s3: S3Server
 ) -> None:
     options = {
@@ -76,14 +77,15 @@ def test_a_catalog_in_a_database_and_files_in_an_s3_compatible_store(
     assert all(path.startswith(f"s3://{BUCKET}/") for path in paths.to_pylist())
 
 
-def test_a_topic_with_one_partition(
+def test_a_topic_with_one_partition_is_written_by_one_worker(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     options = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": str(tmp_path)}
     check_rows(sink_broker, topic, options, partitions=1)
 
 
-def test_a_rest_catalog(
+@pytest.mark.test_all
+def test_rows_are_written_through_a_rest_catalog(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     with RestCatalog(tmp_path) as rest:
@@ -91,8 +93,8 @@ def test_a_rest_catalog(
         assert list(rest.warehouse.rglob("*.parquet"))
 
 
-@pytest.mark.long
-def test_a_hive_metastore(
+@pytest.mark.test_all
+def test_rows_are_written_through_a_hive_metastore(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path
 ) -> None:
     with HiveMetastore(tmp_path) as hive:
@@ -108,7 +110,7 @@ def test_a_new_catalog_is_opened_by_many_at_once(tmp_path: Path) -> None:
             assert [one.list_namespaces() for one in opened] == [[]] * 8
 
 
-@pytest.mark.parametrize("kind", ["sql", "rest"])
+@pytest.mark.parametrize("kind", ["sql", pytest.param("rest", marks=pytest.mark.test_all)])
 def test_tables_and_their_namespaces_are_made_by_many_at_once(tmp_path: Path, kind: str) -> None:
     """Whoever comes second takes what is there."""
     given = SinkTables({}, "", None, True, True, (), (), {}, False, None)
@@ -153,7 +155,7 @@ def test_no_reader_finds_a_part_of_the_metadata_in_a_directory(tmp_path: Path) -
     assert [one.read_bytes() for one in folder.iterdir()] == [b"[]"]
 
 
-@pytest.mark.parametrize("kind", ["rest", pytest.param("hive", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["rest", pytest.param("hive", marks=pytest.mark.test_all)])
 def test_a_catalog_that_is_away_is_named_in_the_error(
     sink_broker: BrokerProcess, topic: str, kind: str
 ) -> None:

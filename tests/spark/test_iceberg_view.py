@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,17 +34,12 @@ class FreeEngine(EngineProcess):
         return ["env", "--chdir=/", *super().command()]
 
 
-@pytest.fixture
-def clickhouse(tmp_path: Path) -> Iterator[FreeEngine]:
-    process = FreeEngine(tmp_path / "clickhouse")
+@pytest.fixture(scope="module")
+def clickhouse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreeEngine]:
+    process = FreeEngine(tmp_path_factory.mktemp("view") / "clickhouse")
     process.start()
     yield process
     process.stop()
-
-
-@pytest.fixture
-def kafka(own_broker: Callable[..., BrokerProcess]) -> BrokerProcess:
-    return own_broker(sql_user=USER, sql_password=PASSWORD)
 
 
 def make_view(sink: IcebergSink, clickhouse: FreeEngine, *more: str) -> Any:
@@ -59,20 +54,20 @@ def event(number: int, **more: Any) -> str:
 
 
 def test_the_view_has_the_table_and_the_log_behind_it(
-    kafka: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
+    sink_broker: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
 ) -> None:
-    create_topic(kafka.kafka, topic, 2)
-    with iceberg_sink(kafka, tmp_path, {topic: 2}, metadata_columns=True) as sink:
+    create_topic(sink_broker.kafka, topic, 2)
+    with iceberg_sink(sink_broker, tmp_path, {topic: 2}, metadata_columns=True) as sink:
         first = {"text": "a", "n": {"x": 1.5}, "list": [1, 2]}
-        produce(kafka, topic, [event(1, **first)], partition=0, key=b"k", headers={"h": b"v"})
+        produce(sink_broker, topic, [event(1, **first)], partition=0, key=b"k", headers={"h": b"v"})
         sink.start()
         sink.run_until_rows(1)
         ended = make_view(sink, clickhouse)
         assert ended.returncode == 0, ended.stderr
         sink.stop()
-        produce(kafka, topic, [event(2, **first)], partition=0, key=b"k", headers={"h": b"v"})
+        produce(sink_broker, topic, [event(2, **first)], partition=0, key=b"k", headers={"h": b"v"})
         several = f"[{event(3, text=7)}, {event(4)}]"
-        produce(kafka, topic, [several], partition=1)
+        produce(sink_broker, topic, [several], partition=1)
         rows = clickhouse.sql(f"SELECT * FROM {VIEW} ORDER BY id")
         assert [row["id"] for row in rows] == [1, 2, 3, 4]
         said = ("text", "n", "list", "_topic", "_partition", "_key", "_headers")
@@ -82,19 +77,19 @@ def test_the_view_has_the_table_and_the_log_behind_it(
         sink.start()
         sink.run_until_rows(4)
         sink.stop()
-        produce(kafka, topic, ["no JSON", "5", None], partition=1)
+        produce(sink_broker, topic, ["no JSON", "5", None], partition=1)
         assert clickhouse.sql(f"SELECT * EXCEPT n FROM {VIEW} ORDER BY id") == [
             {name: row[name] for name in row if name != "n"} for row in rows
         ]
 
 
-@pytest.mark.long
-def test_there_is_no_gap_and_no_double_while_the_sink_commits(
-    kafka: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
+@pytest.mark.test_all
+def test_the_view_has_each_row_once_while_the_sink_commits(
+    sink_broker: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
 ) -> None:
-    create_topic(kafka.kafka, topic, 2)
-    with iceberg_sink(kafka, tmp_path, {topic: 2}, metadata_columns=True) as sink:
-        produce(kafka, topic, [event(0)], partition=0)
+    create_topic(sink_broker.kafka, topic, 2)
+    with iceberg_sink(sink_broker, tmp_path, {topic: 2}, metadata_columns=True) as sink:
+        produce(sink_broker, topic, [event(0)], partition=0)
         sink.start()
         sink.run_until_rows(1)
         assert make_view(sink, clickhouse).returncode == 0
@@ -114,7 +109,7 @@ def test_there_is_no_gap_and_no_double_while_the_sink_commits(
                 number = 0
                 while (number < 40 or len(found) < LOOKS) and not watching.done():
                     values = [event(total + n) for n in range(50)]
-                    produce(kafka, topic, values, partition=number % 2)
+                    produce(sink_broker, topic, values, partition=number % 2)
                     total += len(values)
                     for _ in range(5):
                         sink.workers[0].step()
@@ -133,15 +128,15 @@ BEFORE = "(SELECT t.* FROM (SELECT (SELECT sleep(2))) AS slow CROSS JOIN {} AS t
 AFTER = "(SELECT * FROM {} WHERE sleepEachRow(0.4) = 0)"
 
 
-@pytest.mark.parametrize("slow", [BEFORE, AFTER], ids=["before", "after"])
-def test_a_commit_beside_the_search_for_the_seam_changes_nothing(
-    clickhouse: FreeEngine, tmp_path: Path, slow: str
+@pytest.mark.parametrize(("name", "slow"), [("before", BEFORE), ("after", AFTER)])
+def test_a_commit_during_a_query_of_the_view_loses_and_doubles_no_row(
+    clickhouse: FreeEngine, tmp_path: Path, name: str, slow: str
 ) -> None:
     """It takes two seconds here, before or after the snapshot for it is chosen."""
     for number in range(20):
         directory = tmp_path / str(number)
         directory.mkdir()
-        if rows_are_whole_beside_a_commit(clickhouse, directory, slow, f"default.log_{number}"):
+        if rows_are_whole_beside_a_commit(clickhouse, directory, slow, f"default.{name}_{number}"):
             return
     pytest.fail("no commit ended before the query did")
 
@@ -178,11 +173,11 @@ def rows_are_whole_beside_a_commit(
 
 
 def test_a_table_without_offsets_has_no_view(
-    kafka: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
+    sink_broker: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
 ) -> None:
-    create_topic(kafka.kafka, topic, 1)
-    with iceberg_sink(kafka, tmp_path, {topic: 1}) as sink:
-        produce(kafka, topic, [event(1)])
+    create_topic(sink_broker.kafka, topic, 1)
+    with iceberg_sink(sink_broker, tmp_path, {topic: 1}) as sink:
+        produce(sink_broker, topic, [event(1)])
         sink.start()
         sink.run_until_rows(1)
         ended = make_view(sink, clickhouse)
@@ -191,12 +186,12 @@ def test_a_table_without_offsets_has_no_view(
 
 
 def test_a_table_whose_rows_replace_others_has_no_view(
-    kafka: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
+    sink_broker: BrokerProcess, clickhouse: FreeEngine, tmp_path: Path, topic: str
 ) -> None:
-    create_topic(kafka.kafka, topic, 1)
+    create_topic(sink_broker.kafka, topic, 1)
     more = {"metadata_columns": True, "id_columns": ("id",), "operations": operations()}
-    with iceberg_sink(kafka, tmp_path, {topic: 1}, **more) as sink:
-        produce(kafka, topic, [event(1)])
+    with iceberg_sink(sink_broker, tmp_path, {topic: 1}, **more) as sink:
+        produce(sink_broker, topic, [event(1)])
         sink.start()
         sink.run_until_rows(1)
         ended = make_view(sink, clickhouse)
@@ -204,16 +199,18 @@ def test_a_table_whose_rows_replace_others_has_no_view(
         assert "rows of db.t replace others" in ended.stderr
 
 
-def test_a_broker_itself_refuses_the_view(kafka: BrokerProcess, tmp_path: Path, topic: str) -> None:
+def test_a_broker_itself_refuses_the_view(
+    sink_broker: BrokerProcess, tmp_path: Path, topic: str
+) -> None:
     """Without `iceberg_warehouse`; with it: test_iceberg_warehouse.py."""
-    create_topic(kafka.kafka, topic, 1)
-    with iceberg_sink(kafka, tmp_path, {topic: 1}, metadata_columns=True) as sink:
-        produce(kafka, topic, [event(1)])
+    create_topic(sink_broker.kafka, topic, 1)
+    with iceberg_sink(sink_broker, tmp_path, {topic: 1}, metadata_columns=True) as sink:
+        produce(sink_broker, topic, [event(1)])
         sink.start()
         sink.run_until_rows(1)
         ended = command_line.run(
             "jobs", "run", "iceberg-view", VIEW, "--catalog", str(sink.warehouse), "--table",
-            "db.t", "--http", kafka.http_url, "--user", USER, "--password", PASSWORD,
+            "db.t", "--http", sink_broker.http_url, "--user", USER, "--password", PASSWORD,
         )  # fmt: skip
         assert ended.returncode == 1
         assert "Table function icebergLocal is not available here" in ended.stderr

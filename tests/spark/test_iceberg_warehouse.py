@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import RunBroker
 from tests.support import command_line
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.iceberg_changes import ChangingTable
 from tests.support.iceberg_sink import iceberg_sink, produce
 from tests.support.sql_client import PASSWORD, USER, WRITER, Answer, ask
+from tests.support.typed_tables import SETTINGS
 
 ACCESS_DENIED = 497
 VIEW = "mine.events"
 
 
-@pytest.fixture
-def warehouse(tmp_path: Path) -> Path:
-    folder = tmp_path / "ware.house"
+@pytest.fixture(scope="module")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("warehouse") / "ware.house"
     folder.mkdir()
     return folder
 
 
-@pytest.fixture
-def broker(own_broker: Callable[..., BrokerProcess], warehouse: Path) -> BrokerProcess:
-    return own_broker(sql_user=USER, sql_password=PASSWORD, iceberg_warehouse=str(warehouse))
+@pytest.fixture(scope="module")
+def broker(run_broker: RunBroker, warehouse: Path) -> Iterator[BrokerProcess]:
+    settings = {**SETTINGS, "iceberg_warehouse": str(warehouse)}
+    with run_broker("with-a-warehouse", **settings) as started:
+        yield started
 
 
 def asked(broker: BrokerProcess, sql: str, *, writer: bool = False) -> Answer:
@@ -70,10 +74,10 @@ def test_a_view_of_history_and_log_in_the_brokers_own_sql(
 
 
 def test_only_iceberg_tables_below_the_directory_are_read(
-    broker: BrokerProcess, warehouse: Path, tmp_path: Path
+    broker: BrokerProcess, warehouse: Path
 ) -> None:
     inside = table_of(warehouse, 1, 2)
-    beside = tmp_path / f"{warehouse.name}-2"
+    beside = warehouse.with_name(f"{warehouse.name}-2")
     beside.mkdir()
     outside = table_of(beside, 3)
     (warehouse / "plain.csv").write_text("secret\n")
@@ -104,12 +108,11 @@ def test_only_iceberg_tables_below_the_directory_are_read(
 
 
 def test_a_broker_without_a_warehouse_reads_no_table(
-    own_broker: Callable[..., BrokerProcess], tmp_path: Path
+    sink_broker: BrokerProcess, tmp_path: Path
 ) -> None:
-    broker = own_broker(sql_user=USER, sql_password=PASSWORD)
     table = table_of(tmp_path, 1)
     for writer in (False, True):
-        refused = asked(broker, f"SELECT * FROM icebergLocal('{table}')", writer=writer)
+        refused = asked(sink_broker, f"SELECT * FROM icebergLocal('{table}')", writer=writer)
         assert refused.code == ACCESS_DENIED
         assert "Table function icebergLocal is not available here" in refused.text
 

@@ -50,7 +50,8 @@ def test_both_sources_show_the_same_rows(
     assert plain.schema == source(topic).schema
 
 
-def test_batches_are_written_and_read(
+@pytest.mark.test_all
+def test_sparks_kafka_source_writes_and_reads_batches(
     spark_with_kafka: SparkSession, broker: BrokerProcess, source: Any, options: Any, topic: str
 ) -> None:
     ConfluentKafka().create_topic(broker.kafka, topic, 3)
@@ -65,7 +66,8 @@ def test_batches_are_written_and_read(
     assert rows.count() == source(topic, minPartitions=7).count() == 5_000
 
 
-def test_a_stream_goes_from_topic_to_topic(
+@pytest.mark.test_all
+def test_a_stream_of_sparks_kafka_source_copies_a_topic(
     spark_with_kafka: SparkSession,
     broker: BrokerProcess,
     options: dict[str, str],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from spark_jobs import lag
 from spark_jobs.job import JobRun, glob_pattern
 from spark_jobs.lag_steps import Windows
 from spark_jobs.sql_client import SqlServers
-from tests.spark.history import MINUTE, History, run_job
+from tests.spark.history import MINUTE, Ended, History, run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.process_session import signal_session
 from tests.support.server_process import PROJECT
@@ -52,11 +54,39 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
     made.broker.stop()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def nothing_computed(history: History) -> None:
+    """For a test that begins without rows. It may stop the broker, so the others do without."""
+    remove_rows(history)
+
+
+def remove_rows(history: History) -> None:
     if _rows(history.broker):
         tables = ("lag_history", "lag_alerts")
         history.change(*(f"TRUNCATE TABLE brokerhouse.{name}" for name in tables))
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A run of the job that found no rows: how it ended, what it stored, and its plot."""
+
+    ended: Ended
+    rows: list[dict[str, Any]]
+    alerts: list[dict[str, Any]]
+    plot: Path
+
+
+@pytest.fixture(scope="module")
+def computed(history: History, tmp_path_factory: pytest.TempPathFactory) -> Computed:
+    remove_rows(history)
+    plot = tmp_path_factory.mktemp("plot") / "lag.png"
+    ended = run_job(
+        lag.command, history.broker.http, "--alert-records", "2000", "--alert-stalled", "2",
+        "--trend-windows", "3", "--json", "--plot", str(plot),
+    )  # fmt: skip
+    assert ended.code == 0, ended.stderr
+    alerts = history.broker.sql("SELECT * FROM lag_alerts ORDER BY kind")
+    return Computed(ended, _rows(history.broker), alerts, plot)
 
 
 def _rows(broker: BrokerProcess) -> list[dict[str, Any]]:
@@ -72,13 +102,30 @@ def _of(rows: list[dict[str, Any]], group: str, topic: str = "orders") -> list[d
     return [row for row in rows if (row["group_id"], row["topic"]) == (group, topic)]
 
 
-def test_every_window_since_the_first_commit_is_computed(history: History) -> None:
+@pytest.mark.usefixtures("nothing_computed")
+@pytest.mark.test_all
+def test_a_dry_run_writes_nothing_and_reports_what_it_would_write(
+    history: History, tmp_path: Path
+) -> None:
+    plot = tmp_path / "lag.png"
     ended = run_job(
-        lag.command, history.broker.http, "--alert-records", "2000", "--alert-stalled", "2",
-        "--trend-windows", "3", "--json",
+        lag.command, history.broker.http, "--dry-run", "--alert-records", "0", "--plot", str(plot),
+        "--group", "keeps*", "--topic", "gone", user=None,
     )  # fmt: skip
     assert ended.code == 0, ended.stderr
-    rows = _of(_rows(history.broker), ODD)
+    assert (
+        "would write 5 rows of 5 windows to lag_history, 1 to lag_alerts (1 ended)" in ended.stdout
+    )
+    assert f"would draw {plot}" in ended.stdout
+    assert not plot.exists()
+    assert _rows(history.broker) == []
+    assert history.broker.sql("SELECT * FROM lag_alerts") == []
+
+
+def test_every_window_since_the_first_commit_is_computed(
+    history: History, computed: Computed
+) -> None:
+    rows = _of(computed.rows, ODD)
     start = history.base - MINUTES * MINUTE
     assert [row["start"] for row in rows] == [start + n * MINUTE for n in range(len(rows))]
     assert len(rows) >= MINUTES
@@ -95,9 +142,9 @@ def test_every_window_since_the_first_commit_is_computed(history: History) -> No
     ends = [start + (n + 1) * MINUTE for n in range(MINUTES)]
     expected = [end - at for end, at in zip(ends, waited, strict=True)]
     assert [row["lag_seconds"] for row in rows] == pytest.approx(expected, abs=0.01)
-    one, = [row for row in ended.told["rows"] if row["group"] == ODD]  # fmt: skip
+    one, = [row for row in computed.ended.told["rows"] if row["group"] == ODD]  # fmt: skip
     assert (one["lag"], one["end"]) == (600 * 12 - 2100, 7200)
-    alerts = history.broker.sql("SELECT * FROM lag_alerts ORDER BY kind")
+    alerts = computed.alerts
     assert [
         (one["kind"], one["group_id"], one["began_at"][-8:], one["value"]) for one in alerts
     ] == [
@@ -112,6 +159,30 @@ def _clock(second: int) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(second))
 
 
+def test_the_plot_option_writes_a_picture(computed: Computed) -> None:
+    check_picture(computed.plot)
+
+
+@pytest.mark.slow
+def test_a_page_has_the_plot_as_a_picture(history: History, tmp_path: Path) -> None:
+    path = tmp_path / "lag.HTML"
+    ended = run_job(lag.command, history.broker.http, "--backfill", "5m", "--plot", str(path))
+    assert ended.code == 0, ended.stderr
+    picture = tmp_path / "again.png"
+    picture.write_bytes(base64.b64decode(path.read_bytes().split(b"base64,")[1].split(b'"')[0]))
+    check_picture(picture)
+
+
+def check_picture(path: Path) -> None:
+    from matplotlib.image import imread
+
+    height, width, _ = imread(path).shape
+    assert width == 1320
+    assert height > 600
+
+
+@pytest.mark.usefixtures("nothing_computed")
+@pytest.mark.test_all
 def test_an_offset_that_was_deleted_has_no_lag_from_then_on(history: History) -> None:
     assert run_job(lag.command, history.broker.http, "--topic", "gon?").code == 0
     rows = _rows(history.broker)
@@ -125,6 +196,7 @@ def test_an_offset_that_was_deleted_has_no_lag_from_then_on(history: History) ->
     assert lag.first_missing(run, MINUTE, 86_400, end) == end - MINUTE
 
 
+@pytest.mark.usefixtures("nothing_computed")
 @pytest.mark.slow
 def test_a_second_run_writes_nothing_twice_and_a_wider_run_adds_missing_rows(
     history: History,
@@ -145,6 +217,8 @@ def test_a_second_run_writes_nothing_twice_and_a_wider_run_adds_missing_rows(
     ]
 
 
+@pytest.mark.usefixtures("nothing_computed")
+@pytest.mark.test_all
 def test_two_runs_at_once_store_each_row_once(history: History, spark: SparkSession) -> None:
     """Both look for missing windows before either of them writes."""
     servers = SqlServers.parse(history.broker.http, USER, PASSWORD)
@@ -160,42 +234,8 @@ def test_two_runs_at_once_store_each_row_once(history: History, spark: SparkSess
     assert len(_rows(history.broker)) == sum(counts[0].values()) == 5
 
 
-def test_a_dry_run_writes_nothing_and_reports_what_it_would_write(
-    history: History, tmp_path: Path
-) -> None:
-    plot = tmp_path / "lag.png"
-    ended = run_job(
-        lag.command, history.broker.http, "--dry-run", "--alert-records", "0", "--plot", str(plot),
-        "--group", "keeps*", "--topic", "gone", user=None,
-    )  # fmt: skip
-    assert ended.code == 0, ended.stderr
-    assert (
-        "would write 5 rows of 5 windows to lag_history, 1 to lag_alerts (1 ended)" in ended.stdout
-    )
-    assert f"would draw {plot}" in ended.stdout
-    assert not plot.exists()
-    assert _rows(history.broker) == []
-    assert history.broker.sql("SELECT * FROM lag_alerts") == []
-
-
-@pytest.mark.parametrize("name", ["lag.png", pytest.param("lag.HTML", marks=pytest.mark.slow)])
-def test_a_plot_is_a_picture(history: History, tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    ended = run_job(lag.command, history.broker.http, "--backfill", "5m", "--plot", str(path))
-    assert ended.code == 0, ended.stderr
-    picture = path.read_bytes()
-    if name.endswith("HTML"):
-        import base64
-
-        picture = base64.b64decode(picture.split(b"base64,")[1].split(b'"')[0])
-    from matplotlib.image import imread
-
-    (tmp_path / "again.png").write_bytes(picture)
-    height, width, _ = imread(tmp_path / "again.png").shape
-    assert width == 1320
-    assert height > 600
-
-
+@pytest.mark.usefixtures("nothing_computed")
+@pytest.mark.test_all
 def test_progress_counts_the_rows_that_are_written(history: History) -> None:
     ended = run_job(lag.command, history.broker.http, "--backfill", "3m", "--group", "keeps*")
     rows = len(_rows(history.broker))
@@ -203,6 +243,8 @@ def test_progress_counts_the_rows_that_are_written(history: History) -> None:
     assert rows > 0
 
 
+@pytest.mark.usefixtures("nothing_computed")
+@pytest.mark.test_all
 def test_without_credentials_the_error_says_who_may_write(history: History) -> None:
     ended = run_job(lag.command, history.broker.http, "--backfill", "2m", user=None)
     assert ended.code == 1
@@ -227,6 +269,7 @@ def test_wrong_options_are_errors(history: History, arguments: list[str], compla
     assert complaint in ended.stderr
 
 
+@pytest.mark.usefixtures("nothing_computed")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_after_a_killed_run_the_next_one_stores_every_window_once(history: History) -> None:

@@ -94,7 +94,7 @@ def test_a_batch_is_what_a_consumer_read(
     assert all(row[1] == row[4] for row in found)
 
 
-def test_skew_within_a_topic_makes_no_long_task(
+def test_a_skewed_topic_is_read_in_tasks_of_bounded_size(
     spark: SparkSession, broker: BrokerProcess, topic: str
 ) -> None:
     rows = frame(spark, broker.http_url, subscribe=topic, columns="offset")

@@ -27,7 +27,7 @@ def java(directory: Path, says: str) -> None:
         ("no version at all", None),
     ],
 )
-def test_versions_of_java(
+def test_the_version_of_java_is_read_from_its_output(
     says: str, version: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     java(tmp_path, says)
@@ -35,7 +35,9 @@ def test_versions_of_java(
     assert java_version() == version
 
 
-def test_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_without_java_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SparkMissing, match=r"^Spark needs Java: install Java 17 \(apt-get inst"):
@@ -45,7 +47,9 @@ def test_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         check_installed()
 
 
-def test_with_an_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_with_an_old_java_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     java(tmp_path, 'openjdk version "11.0.2"')
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(SparkMissing, match="Spark needs Java 17, but this is Java 11: install"):
@@ -53,13 +57,17 @@ def test_with_an_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", ["pyspark", "pyarrow", "pandas"])
-def test_without_what_pip_installs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_python_package_is_named_with_the_pip_command(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SparkMissing, match=f"{name} is missing: pip install 'brokerhouse"):
         check_installed()
 
 
-def test_with_an_old_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_pyspark_is_refused_with_the_oldest_that_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("pyspark.__version__", "4.1.0")
     with pytest.raises(SparkMissing, match=r"pyspark is 4\.1\.0, but 4\.2 is the oldest"):
         check_installed()

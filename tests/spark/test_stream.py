@@ -151,7 +151,8 @@ def test_a_stream_continues_from_its_checkpoint(
     assert sorted(value for _, _, value in more.rows) == list(range(30, 40))
 
 
-def test_the_limit_holds_and_is_shared_by_partitions(
+@pytest.mark.test_all
+def test_the_limit_of_a_batch_is_shared_by_partitions(
     spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient
 ) -> None:
     admin.create_topics([NewTopic(topic, 2, 1)])
@@ -164,6 +165,7 @@ def test_the_limit_holds_and_is_shared_by_partitions(
     assert sorted(value for _, _, value in sink.rows) == list(range(120))
 
 
+@pytest.mark.test_all
 def test_new_partitions_and_topics_are_picked_up_by_a_running_stream(
     spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient
 ) -> None:
@@ -187,6 +189,7 @@ def test_new_partitions_and_topics_are_picked_up_by_a_running_stream(
     )
 
 
+@pytest.mark.test_all
 def test_a_topic_created_again_under_a_stream_is_data_loss(
     spark: SparkSession, broker: BrokerProcess, topic: str, tmp_path: Path, admin: KafkaAdminClient
 ) -> None:
@@ -238,7 +241,24 @@ def test_latest_is_the_same_offset_after_a_crash(
     assert again.latestOffset(end, ReadAllAvailable()) == end
 
 
-def test_the_offsets_that_a_stream_reports(
+def test_the_next_batch_of_a_stream_has_new_partitions_and_topics(
+    broker: BrokerProcess, topic: str, admin: KafkaAdminClient
+) -> None:
+    admin.create_topics([NewTopic(topic, 1, 1)])
+    produce(broker, topic, range(3))
+    made = reader(broker.http_url, subscribePattern=f"^{topic}", startingOffsets="earliest")
+    start = made.initialOffset()
+    assert start == {topic: {"0": 0}}
+    admin.create_partitions({topic: NewPartitions(2)})
+    produce(broker, topic, range(3, 5), partition=1)
+    admin.create_topics([NewTopic(f"{topic}-2", 1, 1)])
+    produce(broker, f"{topic}-2", range(5, 9))
+    end = made.latestOffset(start, ReadAllAvailable())
+    assert end == {topic: {"0": 3, "1": 2}, f"{topic}-2": {"0": 4}}
+    assert sorted(values(made, start, end)) == list(range(9))
+
+
+def test_a_stream_reports_ends_within_its_limit(
     broker: BrokerProcess, topic: str, admin: KafkaAdminClient
 ) -> None:
     admin.create_topics([NewTopic(topic, 1, 1)])
@@ -266,7 +286,7 @@ def test_the_offsets_that_a_stream_reports(
     assert reader(broker.http_url, **options).getDefaultReadLimit() == ReadAllAvailable()
 
 
-def test_an_end_never_goes_back(
+def test_the_end_of_a_stream_never_goes_back(
     broker: BrokerProcess, topic: str, admin: KafkaAdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica that is behind would report a lower end."""

@@ -35,12 +35,15 @@ def spark_rows(directory: Path, *queries: str) -> list[Rows]:
 
 
 def clickhouse_rows(*queries: str) -> list[Rows]:
-    """The rows of each query. ClickHouse reads local tables only below its working directory."""
+    """The rows of each query, with times in UTC.
+
+    ClickHouse reads local tables only below its working directory.
+    """
     command = [sys.executable, "-m", "tests.support.iceberg_readers", *queries]
+    environment = {**os.environ, "PYTHONPATH": str(tools.PROJECT), "TZ": "UTC"}
     found = subprocess.run(
-        command, cwd="/", env={**os.environ, "PYTHONPATH": str(tools.PROJECT)},
-        capture_output=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
+        command, cwd="/", env=environment, capture_output=True, timeout=LIMIT_S, check=False
+    )
     assert found.returncode == 0, found.stderr.decode()
     answers = found.stdout.split(_END)[:-1]
     return [[json.loads(row) for row in answer.splitlines()] for answer in answers]

@@ -256,7 +256,7 @@ async def test_group_state_has_a_row_per_group(log: Log) -> None:
         "INSERT INTO group_member_versions (group_id, member_id, version, assignment, join_time,"
         " removed) SELECT 'billing', arrayJoin(['m1', 'm2']) AS member, 2,"
         " if(member = 'm1', map('a', map(0, 'm1', 1, 'm1'), 'b', map(0, 'm1')),"
-        " map('a', map(2, 'm2'))), toDateTime64('2096-11-20 12:00:00', 3), false"
+        " map('a', map(2, 'm2'))), toDateTime64('2096-11-20 12:00:00', 3, 'UTC'), false"
     )
     await log.engine.execute(
         "INSERT INTO group_heartbeats VALUES ('billing', 'm2', '2096-11-20 12:00:09', 1)"

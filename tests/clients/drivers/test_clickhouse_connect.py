@@ -14,13 +14,16 @@ from tests.support.broker_process import BrokerProcess
 from tests.support.pairwise import also_in_test_all
 from tests.support.sql_client import PASSWORD, USER
 
-WHEN = datetime.datetime(2024, 2, 29, 12, 30, 15, 123000)
+WHEN = datetime.datetime(2024, 2, 29, 12, 30, 15, 123000, datetime.UTC)
 FAILS_LATE = "SELECT throwIf(number = 3000000, 'bang') FROM numbers(100000000)"
 
 
 def client(server: BrokerProcess, **options: Any) -> Client:
     host, port = server.http.split(":")
-    made: Client = clickhouse_connect.get_client(host=host, port=int(port), **options)
+    # With zones, so that the test's own time zone does not count.
+    made: Client = clickhouse_connect.get_client(
+        host=host, port=int(port), tz_mode="aware", **options
+    )
     return made
 
 
@@ -39,7 +42,7 @@ def table(writer: Client, request: pytest.FixtureRequest) -> str:
     name = "".join(c if c.isalnum() else "_" for c in request.node.name)
     writer.command(f"DROP TABLE IF EXISTS {name}")
     writer.command(
-        f"CREATE TABLE {name} (a Int64, b Nullable(String), c Array(DateTime64(3)))"
+        f"CREATE TABLE {name} (a Int64, b Nullable(String), c Array(DateTime64(3, 'UTC')))"
         " ENGINE = MergeTree ORDER BY a"
     )
     return name
@@ -77,7 +80,7 @@ def test_wide_rows_and_all_kinds_of_types_are_read(reader: Client) -> None:
 @pytest.mark.parametrize("form", [False, True])
 def test_parameters_are_bound_on_the_server(server: BrokerProcess, form: bool) -> None:
     values = {"s": 'it\'s \\ "x"\n\t ünï \x00', "l": ["q'\\\n", ""], "d": WHEN, "n": None}
-    sql = "SELECT {s:String}, {l:Array(String)}, {d:DateTime64(3)}, {n:Nullable(Int8)}"
+    sql = "SELECT {s:String}, {l:Array(String)}, {d:DateTime64(3, 'UTC')}, {n:Nullable(Int8)}"
     answer = client(server, form_encode_query_params=form).query(sql, parameters=values)
     assert answer.result_rows == [(values["s"], values["l"], WHEN, None)]
 

@@ -29,6 +29,12 @@ async def opened(data_dir: Path) -> AsyncIterator[EmbeddedEngine]:
         await engine.close()
 
 
+@pytest.fixture
+def engine(own_engine: EmbeddedEngine) -> EmbeddedEngine:
+    """These tests damage its files."""
+    return own_engine
+
+
 def definition(data_dir: Path, table: str, database: str = "brokerhouse") -> Path:
     return data_dir / "clickhouse" / "metadata" / database / f"{file_name(table)}.sql"
 

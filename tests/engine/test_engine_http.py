@@ -64,6 +64,12 @@ class FailingDisk:
 
 
 @pytest.fixture
+def engine(own_engine: EmbeddedEngine) -> EmbeddedEngine:
+    """These tests put a journal in front of it."""
+    return own_engine
+
+
+@pytest.fixture
 def disk(engine: EmbeddedEngine) -> FailingDisk:
     return FailingDisk(engine)
 

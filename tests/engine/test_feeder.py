@@ -137,7 +137,7 @@ async def test_rows_of_a_token_that_was_given_up_are_removed_by_the_next_feeder(
     assert await feeders.tables.rows("DISTINCT endsWith(_block, '/1')") == [[True]]
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 async def test_feeders_that_feed_at_the_same_time_store_each_record_once(
     feeders: Feeders,
 ) -> None:

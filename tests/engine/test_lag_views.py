@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from broker.log.rollup import Rollup
+from storage.embedded import EmbeddedEngine
 from storage.engine import Row
 from tests.support.counted_log import HOUR, MINUTE, CountedEngine, Log
 
@@ -21,12 +20,8 @@ LAG = (
 
 
 @pytest.fixture
-async def engine(data_dir: Path) -> AsyncIterator[CountedEngine]:
-    opened = CountedEngine(data_dir)
-    try:
-        yield opened
-    finally:
-        await opened.close()
+def engine(engine: EmbeddedEngine) -> CountedEngine:
+    return CountedEngine(engine)
 
 
 @pytest.fixture

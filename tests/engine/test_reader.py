@@ -21,7 +21,6 @@ from protocol._batches import parse_headers
 from protocol.compression import compress
 from storage.embedded import EmbeddedEngine
 from storage.engine import Engine, EngineError
-from storage.schema import migrate
 from tests.support import record_batches
 from tests.support.log_parts import (
     ScriptedEngine,
@@ -124,24 +123,20 @@ def appended(draw: st.DrawFn) -> list[Batch]:
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 async def test_every_record_comes_back_as_the_tail_has_it(
-    tmp_path_factory: pytest.TempPathFactory,
+    engine: EmbeddedEngine,
     batches: list[Batch],
     log_append_time: bool,
     max_bytes: int,
 ) -> None:
-    engine = EmbeddedEngine(tmp_path_factory.mktemp("data"), 3, fsync=False)
-    try:
-        await migrate(engine)
-        configs = {"message.timestamp.type": "LogAppendTime"} if log_append_time else {}
-        log = await filled(engine, *batches, log=make_log(make_topic(configs=configs), end=10))
-        log.log_start_offset = 10
-        reader = ColdReader(SingleRowSource(engine), 1 << 20)
-        cold = rows_of(await read_all(reader, log, max_bytes))
-        assert cold == tail_rows(log, 10)
-        assert len(cold) == sum(batch.count for batch in batches)
-        await reader.close()
-    finally:
-        await engine.close()
+    """Each example has a topic of its own."""
+    configs = {"message.timestamp.type": "LogAppendTime"} if log_append_time else {}
+    log = await filled(engine, *batches, log=make_log(make_topic(configs=configs), end=10))
+    log.log_start_offset = 10
+    reader = ColdReader(SingleRowSource(engine), 1 << 20)
+    cold = rows_of(await read_all(reader, log, max_bytes))
+    assert cold == tail_rows(log, 10)
+    assert len(cold) == sum(batch.count for batch in batches)
+    await reader.close()
 
 
 @pytest.mark.usefixtures("small_segments")

@@ -76,18 +76,10 @@ async def embedded(engine: EmbeddedEngine) -> TableRegistry:
 
 
 @pytest.fixture(params=["embedded", "cluster"])
-async def registry(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Registry]:
-    if request.param == "embedded":
-        engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
-        try:
-            await migrate(engine)
-            yield TableRegistry(engine)
-        finally:
-            await engine.close()
-    else:
-        server = server_of(request.getfixturevalue("shard"))
-        yield KeeperRegistry(server, await make_table(server, request.node.name))
-        await server.close()
+def registry(request: pytest.FixtureRequest) -> Registry:
+    fixture = "embedded" if request.param == "embedded" else "keeper_registry"
+    found: Registry = request.getfixturevalue(fixture)
+    return found
 
 
 async def test_a_key_that_was_never_set_is_none(registry: Registry) -> None:
@@ -155,6 +147,7 @@ async def test_of_many_at_once_one_wins(registry: Registry) -> None:
         assert await registry.get("key") == Versioned(f"{turn}/{won.index(True)}", turn + 1)
 
 
+@pytest.mark.usefixtures("alone")
 async def test_a_value_survives_a_restart_and_merges(tmp_path: Path) -> None:
     for turn in range(4):
         engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)

@@ -395,6 +395,7 @@ async def test_a_large_day_is_written_anew_before_it_is_over(
     assert await house.left() == [["events", 0, 62, 99, 38]]
 
 
+@pytest.mark.usefixtures("alone")
 async def test_what_was_dropped_frees_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

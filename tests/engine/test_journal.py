@@ -476,9 +476,11 @@ STEPS = [
 
 
 IN_THE_JOURNAL = [
-    # `make test` takes each step in one mode, `make test-long` in the other.
+    # `make test` takes each step in one mode, `make test-all` in the other.
     pytest.param(
-        step, mode, marks=[] if (mode == "packed") == (":after:" in step) else [pytest.mark.long]
+        step,
+        mode,
+        marks=[] if (mode == "packed") == (":after:" in step) else [pytest.mark.test_all],
     )
     for step in STEPS
     for mode in ("small", "packed")
@@ -504,7 +506,7 @@ BESIDE_THE_THREAD = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 @pytest.mark.parametrize(("step", "mode"), BESIDE_THE_THREAD)
 async def test_a_crash_beside_the_writing_thread_loses_and_doubles_nothing(
     data_dir: Path, step: str, mode: str

@@ -43,6 +43,7 @@ from tests.support.log_parts import (
     tail_rows,
 )
 from tests.support.record_batches import Batch, Record, batch_of
+from tests.support.seeds import seeds
 from tests.support.waiting import LIMIT_S
 
 PRODUCER = 7
@@ -80,7 +81,7 @@ def recovered(log: PartitionLog, *, end: int | None = None) -> PartitionLog:
 # --- Offsets and order ---
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 async def test_offsets_of_a_partition_are_dense_and_in_order_of_the_appends(
     engine: EmbeddedEngine, appender: Appender, seed: int
 ) -> None:
@@ -845,7 +846,7 @@ class Client:
         return acknowledged
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 async def test_whatever_inserts_meet_each_producer_has_every_record_once_and_in_order(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender, seed: int
 ) -> None:

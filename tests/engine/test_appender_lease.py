@@ -39,6 +39,7 @@ from tests.support.log_parts import (
     tail_rows,
 )
 from tests.support.record_batches import Batch, Record, batch_of
+from tests.support.seeds import seeds
 from tests.support.waiting import LOOK_AGAIN_S
 
 SESSION = 41
@@ -417,7 +418,7 @@ async def test_a_lease_that_ends_while_a_number_is_burnt_leaves_it_open(
     assert (len(scripted.inserts), sum(appender.resolved)) == (2, 0)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 async def test_whatever_happens_a_successor_fences_what_was_in_flight(
     engine: EmbeddedEngine, scripted: ScriptedEngine, session: Session, seed: int
 ) -> None:

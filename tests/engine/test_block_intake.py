@@ -34,8 +34,8 @@ COLUMNS = LOG_ROWS.column_list
 
 
 @pytest.fixture(name="journal")
-async def a_journal(data_dir: Path) -> AsyncIterator[JournaledEngine]:
-    async with journal_engine.journal(data_dir) as found:
+async def a_journal(engine: EmbeddedEngine) -> AsyncIterator[JournaledEngine]:
+    async with journal_engine.journal_of(engine) as found:
         yield found
 
 

@@ -405,9 +405,9 @@ async def test_a_token_is_still_known_after_a_restart_and_a_merge(tmp_path: Path
 
 
 async def test_the_last_hundreds_of_tokens_are_known(engine: EmbeddedEngine) -> None:
-    for n in [*range(200), *range(200)]:
+    for n in [*range(120), *range(120)]:
         await insert(engine, block(n, b"x"), f"token {n}")
-    assert await engine.rows("SELECT count() FROM messages") == [[200]]
+    assert await engine.rows("SELECT count() FROM messages") == [[120]]
 
 
 async def test_a_block_is_one_part_however_large(engine: EmbeddedEngine) -> None:

@@ -647,6 +647,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.test_all
 @pytest.mark.usefixtures("alone")
 async def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
     """And every group is one that was, or one that has to rebalance."""

@@ -32,6 +32,7 @@ from tests.support.log_parts import (
     stored_values,
 )
 from tests.support.one_topic import add_partitions, create_topic, delete_topic
+from tests.support.seeds import seeds
 from tests.support.waiting import LIMIT_S
 
 LOG_APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
@@ -536,7 +537,7 @@ async def test_sizes_are_those_of_keys_and_values_by_partition(
 # --- Everything ---
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 async def test_after_any_changes_a_restart_finds_what_there_was(
     engine: EmbeddedEngine, seed: int
 ) -> None:

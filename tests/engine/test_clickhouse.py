@@ -179,7 +179,9 @@ async def test_a_wrong_password_is_one_clear_error(connect: Connect, table: str)
         await insert(server, table, some_rows(1), "a-1")
 
 
-async def test_nobody_there(connect: Connect, proxy: TcpProxy, table: str) -> None:
+async def test_a_server_that_cannot_be_reached_is_an_error_before_anything_is_sent(
+    connect: Connect, proxy: TcpProxy, table: str
+) -> None:
     await proxy.refuse()
     server = connect(proxy.url)
     with pytest.raises(NotSent):
@@ -243,7 +245,7 @@ async def test_a_block_is_one_part_and_is_sent_compressed(
         ("name, n", some_rows(1, first=1_000_000), 469),
     ],
 )
-async def test_what_the_table_does_not_take_is_rejected(
+async def test_a_block_that_the_table_does_not_take_is_rejected(
     connect: Connect, table: str, columns: str, data: bytes, code: int
 ) -> None:
     server = connect()
@@ -305,7 +307,7 @@ async def test_an_insert_that_is_cut_on_its_way_is_unknown_and_not_stored(
     assert await count(direct, table) == 200_000
 
 
-async def test_an_insert_into_silence_is_unknown_after_the_time_out(
+async def test_an_insert_without_an_answer_is_unknown_after_the_time_out(
     connect: Connect, proxy: TcpProxy, table: str
 ) -> None:
     server, patient = connect(proxy.url), connect(proxy.url)
@@ -322,7 +324,7 @@ async def test_an_insert_into_silence_is_unknown_after_the_time_out(
     waiting.cancel()
 
 
-async def test_what_is_given_up_on_its_way_is_not_sent_on(
+async def test_the_rest_of_a_cancelled_insert_is_not_sent(
     connect: Connect, proxy: TcpProxy, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (clickhouse, insert_client):  # connections that are not used are closed soon
@@ -387,7 +389,7 @@ async def answering(answer: bytes) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("answer", NO_ANSWERS.values(), ids=NO_ANSWERS)
-async def test_an_insert_with_no_good_answer_is_unknown(
+async def test_an_insert_with_a_wrong_answer_has_an_unknown_outcome(
     connect: Connect, process: EngineProcess, proxy: TcpProxy, answer: bytes
 ) -> None:
     server = connect(proxy.url)
@@ -474,7 +476,7 @@ async def test_a_range_that_is_cut_is_an_error(connect: Connect, proxy: TcpProxy
     assert sum(map(len, blocks)) > 20_000_000
 
 
-async def test_a_range_out_of_silence_is_an_error_after_the_time_out(
+async def test_a_range_without_an_answer_fails_after_the_time_out(
     connect: Connect, proxy: TcpProxy
 ) -> None:
     server = connect(proxy.url)
@@ -520,7 +522,7 @@ async def test_closing_a_range_ends_the_query(connect: Connect) -> None:
 # --- connections
 
 
-async def test_connections_are_kept(
+async def test_requests_use_the_same_connections_again(
     connect: Connect, proxy: TcpProxy, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (clickhouse, insert_client):  # no rest on a busy machine is too long
@@ -534,7 +536,7 @@ async def test_connections_are_kept(
     assert proxy.accepted <= 2
 
 
-async def test_a_server_that_closes_idle_connections_is_not_noticed(
+async def test_requests_succeed_though_the_server_closes_idle_connections(
     connect: Connect, proxy: TcpProxy, table: str
 ) -> None:
     server = connect(proxy.url)

@@ -608,7 +608,7 @@ async def test_a_view_is_in_doubt_of_what_was_being_written_and_of_nothing_else(
         assert len(found) < len(acknowledged), "the last round alone is in doubt"
 
 
-async def test_what_another_kill_leaves_in_doubt_comes_on_top(data_dir: Path) -> None:
+async def test_doubts_after_another_kill_are_added_to_the_earlier_ones(data_dir: Path) -> None:
     await add_view(data_dir)
     run_until_killed(data_dir, 0, 40, "insert_log:after:1")
     async with journal(data_dir) as opened:

@@ -137,7 +137,7 @@ async def test_whether_a_newer_version_than_the_server_has_was_set_is_not_known(
     assert await keeper_registry.get("key") == Versioned("old", 1)
 
 
-async def test_of_many_at_once_one_wins(registry: Registry) -> None:
+async def test_of_many_changes_of_a_key_at_once_one_wins(registry: Registry) -> None:
     for turn in range(5):
         before = await registry.get("key")
         won = await asyncio.gather(
@@ -229,7 +229,7 @@ async def test_a_key_is_deleted_as_it_is_expected_or_not_at_all(registry: Regist
     assert await registry.list("") == {"other": Versioned("stays", 1)}
 
 
-async def test_what_is_gone_already_counts_as_deleted(registry: Registry) -> None:
+async def test_deleting_a_missing_key_succeeds(registry: Registry) -> None:
     assert await registry.delete("key", Versioned("old", 1))
 
 
@@ -372,7 +372,7 @@ async def test_a_change_counts_even_if_others_changed_the_key_before_the_answer(
     assert await shaken.compare_and_set("key", expected, "mine")
 
 
-async def test_who_was_overtaken_before_the_write_has_lost(
+async def test_a_change_that_arrives_after_another_is_lost(
     shaken: KeeperRegistry, faulty: FaultyServer, keeper_registry: KeeperRegistry
 ) -> None:
     async def too_late(run: Callable[[], Awaitable[None]]) -> None:
@@ -390,7 +390,7 @@ async def test_who_was_overtaken_before_the_write_has_lost(
     assert await shaken.get("key") == Versioned("theirs", 3)
 
 
-async def test_after_more_changes_than_are_remembered_nothing_is_claimed(
+async def test_a_change_followed_by_more_than_are_remembered_has_an_unknown_outcome(
     shaken: KeeperRegistry, faulty: FaultyServer, keeper_registry: KeeperRegistry
 ) -> None:
     async def forgotten(run: Callable[[], Awaitable[None]]) -> None:

@@ -92,7 +92,7 @@ async def test_a_minute_is_counted_when_it_is_over(log: Log, rollup: Rollup) -> 
     ]
 
 
-async def test_what_is_stored_is_in_the_views_at_once(log: Log, rollup: Rollup) -> None:
+async def test_stored_records_are_in_the_views_at_once(log: Log, rollup: Rollup) -> None:
     await log.topic("orders", 2)
     for _ in range(3):
         await log.append("orders", 3)

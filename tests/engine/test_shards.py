@@ -239,7 +239,7 @@ async def test_an_insert_whose_caller_leaves_is_in_doubt(
         await insert(shard, table, "a-2")
 
 
-async def test_what_a_replica_refuses_for_its_content_is_not_shown_to_the_next(
+async def test_a_block_refused_for_its_content_is_not_sent_to_the_next_replica(
     shard: Shard, proxies: list[TcpProxy], table: str
 ) -> None:
     await rows_of(shard, table)

@@ -163,10 +163,11 @@ class ClickHouseServer:
         """`url` is http:// or https://."""
         self.url = url
         self.request_timeout_ms = settings.request_timeout_ms
+        """Of requests that are sent from now on. It may change."""
         self.heard = LastHeard()
+        self.ping_timeout_ms = settings.ping_timeout_ms
         self.settings = settings
         self._where = URL(url)
-        self._request_timeout_s = settings.request_timeout_ms / 1000
         # As many connections as can be used at once: nothing ever waits for one.
         self._connections = settings.lanes + _READERS + _PINGS
         self._readers = asyncio.Semaphore(_READERS)
@@ -186,6 +187,10 @@ class ClickHouseServer:
 
     def __repr__(self) -> str:
         return f"<ClickHouseServer {self.url}>"
+
+    @property
+    def _request_timeout_s(self) -> float:
+        return self.request_timeout_ms / 1000
 
     # --- inserts
 
@@ -335,7 +340,7 @@ class ClickHouseServer:
     async def ping(self) -> None:
         """Raises `EngineError` unless the server soon answers a query of this user."""
         try:
-            async with asyncio.timeout(self.settings.ping_timeout_ms / 1000):
+            async with asyncio.timeout(self.ping_timeout_ms / 1000):
                 client = await self._connected()
                 answer = await client.raw_query(PING, settings=dict(_ROWS_SETTINGS))
         except (ClickHouseError, TimeoutError) as error:

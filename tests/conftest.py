@@ -17,7 +17,6 @@ LOG_SIZES = pytest.StashKey[dict[Path, int]]()
 LOG_SHOWN_BYTES = 8000
 RUNS = {
     "test_all": "proves more of what a cheaper test proves; only `make test-all` runs it",
-    "long": "the old name of test_all",
     "slow": "takes minutes and prints figures; only `make test-all` and `pytest -m slow` run it",
     "fuzz": "a long run with random input; only `make test-all` and `make fuzz` run it",
 }
@@ -157,9 +156,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if len(run_of(item)) > 1:
-            raise pytest.UsageError(f"{item.nodeid} has several markers: {run_of(item)}")
     wanted = str(config.getoption("markexpr"))
     unasked = {name for name in ASKED_FOR if name not in wanted}
     left_out = [item for item in items if run_of(item) & unasked]

@@ -107,7 +107,7 @@ async def in_sql(server: ClickHouse, topic: str) -> dict[Place, str]:
     return found
 
 
-async def test_what_was_acknowledged_is_a_row_through_every_replica(
+async def test_acknowledged_records_are_rows_on_every_replica(
     kafka: list[str], clickhouse: Sequence[ClickHouse], name: str
 ) -> None:
     make_topic(kafka, name)
@@ -121,7 +121,7 @@ async def test_what_was_acknowledged_is_a_row_through_every_replica(
         await eventually(lambda server=server: in_sql(server, name), stored)  # type: ignore[misc]
 
 
-async def test_what_was_acknowledged_is_read_through_every_broker(
+async def test_acknowledged_records_are_read_through_every_broker(
     kafka: list[str], clickhouse: Sequence[ClickHouse], name: str
 ) -> None:
     make_topic(kafka, name)

@@ -43,6 +43,7 @@ from tests.support.log_parts import (
     tail_rows,
 )
 from tests.support.record_batches import Batch, Record, batch_of
+from tests.support.seeds import seeds
 from tests.support.waiting import LIMIT_S
 
 PRODUCER = 7
@@ -80,7 +81,7 @@ def recovered(log: PartitionLog, *, end: int | None = None) -> PartitionLog:
 # --- Offsets and order ---
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 async def test_offsets_of_a_partition_are_dense_and_in_order_of_the_appends(
     engine: EmbeddedEngine, appender: Appender, seed: int
 ) -> None:
@@ -106,7 +107,7 @@ async def test_offsets_of_a_partition_are_dense_and_in_order_of_the_appends(
         assert log.high_watermark == log.next_offset == ends[log]
 
 
-async def test_what_waits_while_an_insert_runs_becomes_one_block(
+async def test_appends_that_wait_for_an_insert_become_one_block(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -119,7 +120,7 @@ async def test_what_waits_while_an_insert_runs_becomes_one_block(
     assert len(scripted.inserts) == 2
 
 
-async def test_nothing_is_readable_or_acknowledged_before_it_is_stored(
+async def test_a_batch_is_neither_readable_nor_acknowledged_before_it_is_stored(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -151,7 +152,7 @@ async def test_a_partition_keeps_to_one_lane_and_lanes_do_not_wait_for_each_othe
     assert len({insert.lane for insert in scripted.inserts[3:]}) == 1
 
 
-async def test_every_block_has_a_token_of_its_own_and_none_of_another_start(
+async def test_tokens_of_blocks_differ_also_between_starts(
     engine: EmbeddedEngine,
 ) -> None:
     tokens = set()
@@ -258,7 +259,7 @@ async def test_a_corrupt_batch_in_the_middle_of_a_block_fails_alone(
     assert len(scripted.inserts) == 2
 
 
-async def test_a_block_of_which_nothing_is_left_is_not_inserted(
+async def test_a_block_whose_batches_all_failed_is_not_inserted(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -279,7 +280,7 @@ async def test_a_batch_that_decompresses_beyond_the_limit_is_too_large(
     await appender.close()
 
 
-async def test_a_caller_that_went_away_does_not_disturb_the_others(
+async def test_a_cancelled_append_does_not_affect_others(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -296,7 +297,7 @@ async def test_a_caller_that_went_away_does_not_disturb_the_others(
     assert await stored_values(engine, log) == [(0, "first"), (1, "queued"), (2, "last")]
 
 
-async def test_a_producer_that_cannot_be_told_does_not_disturb_the_others(
+async def test_a_failing_callback_of_an_append_does_not_affect_others(
     engine: EmbeddedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -310,7 +311,7 @@ async def test_a_producer_that_cannot_be_told_does_not_disturb_the_others(
     assert await append(appender, log, plain(b"third")) == Appended(2, -1)
 
 
-async def test_an_append_to_a_deleted_topic_is_refused_even_from_the_queue(
+async def test_a_queued_append_to_a_deleted_topic_is_refused(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log, other = make_log(), make_log()
@@ -344,7 +345,7 @@ async def test_with_log_append_time_the_broker_sets_every_timestamp_of_the_batch
     assert {(row.timestamp_ms, row.timestamp_type) for row in tail_rows(log)} == {(now_ms, 1)}
 
 
-async def test_with_create_time_every_timestamp_is_as_it_was_sent(
+async def test_with_create_time_timestamps_are_stored_as_sent(
     engine: EmbeddedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -372,7 +373,7 @@ async def test_the_rows_of_a_block_share_one_append_time(
 # --- A block that is refused, or not known to be stored ---
 
 
-async def test_a_refused_block_gives_its_offsets_back(
+async def test_after_a_refused_block_its_offsets_are_used_again(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     topic = make_topic(partitions=9)
@@ -393,7 +394,7 @@ async def test_a_refused_block_gives_its_offsets_back(
     assert await stored_values(engine, logs[1]) == [(100, "after")]
 
 
-async def test_a_refused_block_gives_the_state_of_its_producers_back(
+async def test_a_refused_block_restores_the_sequences_of_its_producers(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -408,7 +409,7 @@ async def test_a_refused_block_gives_the_state_of_its_producers_back(
     assert len(await stored_values(engine, log)) == 16
 
 
-async def test_after_a_refused_epoch_the_earlier_one_goes_on(
+async def test_after_a_refused_block_of_a_new_epoch_the_earlier_epoch_continues(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -449,7 +450,7 @@ async def test_after_a_refused_first_batch_a_new_epoch_may_begin(
     assert await outcomes([append(appender, log, numbered(0, 5, PRODUCER, epoch=1))]) == [0]
 
 
-async def test_sequences_of_a_producer_that_is_not_idempotent_mean_nothing(
+async def test_sequences_of_a_producer_without_an_id_are_ignored(
     appender: Appender,
 ) -> None:
     """aiokafka numbers its batches all the same."""
@@ -495,7 +496,7 @@ async def test_a_duplicate_alone_needs_no_insert(
     assert len(scripted.inserts) == 1
 
 
-async def test_a_block_that_was_called_refused_and_is_stored_is_acknowledged(
+async def test_a_block_reported_as_refused_but_stored_is_acknowledged(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -506,7 +507,7 @@ async def test_a_block_that_was_called_refused_and_is_stored_is_acknowledged(
     assert [row.value for row in tail_rows(log)] == [b"a", b"b", b"c"]
 
 
-async def test_whether_a_refused_block_is_stored_is_asked_until_the_engine_answers(
+async def test_a_refused_block_is_looked_up_until_the_engine_answers(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -632,7 +633,7 @@ async def test_closing_with_an_unknown_outcome_waits_until_it_is_known(
     assert await stored_values(engine, log) == [(0, "x")]
 
 
-async def test_settled_ends_with_the_block_that_was_being_stored(
+async def test_settled_returns_when_the_block_in_flight_is_stored(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -666,7 +667,7 @@ async def test_after_a_restart_a_retry_is_answered_with_its_offsets(
     assert len(await stored_values(engine, log)) == 27
 
 
-async def test_after_a_restart_a_gap_is_out_of_order(appender: Appender) -> None:
+async def test_after_a_restart_a_gap_in_sequences_is_refused(appender: Appender) -> None:
     log = make_log()
     await append(appender, log, numbered(0, 3, PRODUCER))
     log = recovered(log)
@@ -730,7 +731,7 @@ async def test_after_a_restart_a_batch_that_wraps_is_known(
     assert len(await stored_values(engine, log)) == 12
 
 
-async def test_a_producer_that_used_every_sequence_is_known_by_its_last(
+async def test_a_producer_whose_sequence_wrapped_is_known_by_its_last_batch(
     engine: EmbeddedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -753,7 +754,7 @@ async def test_an_unknown_producer_after_a_restart_may_begin_anywhere(appender: 
     assert await outcomes([append(appender, log, numbered(51, 1, PRODUCER))]) == [1]
 
 
-async def test_producers_of_another_partition_or_topic_are_not_taken_for_this_ones(
+async def test_producers_of_other_partitions_and_topics_are_told_apart(
     appender: Appender,
 ) -> None:
     log = make_log(make_topic("same", 2), 0)
@@ -764,7 +765,7 @@ async def test_producers_of_another_partition_or_topic_are_not_taken_for_this_on
         assert await outcomes([append(appender, other, numbered(0, 9, PRODUCER))]) == [100]
 
 
-async def test_a_producer_that_cannot_be_read_back_fails_alone_and_may_come_again(
+async def test_a_producer_that_cannot_be_read_back_fails_alone_and_can_retry(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -777,7 +778,7 @@ async def test_a_producer_that_cannot_be_read_back_fails_alone_and_may_come_agai
     assert len(await stored_values(engine, log)) == 7
 
 
-async def test_a_producer_that_is_fresh_is_not_looked_for(
+async def test_a_producer_with_a_new_id_is_not_searched_in_the_table(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log(first_fresh=PRODUCER)
@@ -845,8 +846,8 @@ class Client:
         return acknowledged
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_whatever_inserts_meet_each_producer_has_every_record_once_and_in_order(
+@pytest.mark.parametrize("seed", seeds(4))
+async def test_with_random_faults_each_record_is_stored_once_and_in_order(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender, seed: int
 ) -> None:
     rnd = random.Random(seed)
@@ -869,7 +870,7 @@ async def test_whatever_inserts_meet_each_producer_has_every_record_once_and_in_
                     assert at[offset] == f"{100 + number}/0/{sequence}"
 
 
-async def test_the_tail_holds_what_was_stored_record_by_record(
+async def test_the_tail_cache_holds_the_same_records_as_the_table(
     engine: EmbeddedEngine, appender: Appender
 ) -> None:
     cache = TailCache(1 << 20)

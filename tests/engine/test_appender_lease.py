@@ -39,6 +39,7 @@ from tests.support.log_parts import (
     tail_rows,
 )
 from tests.support.record_batches import Batch, Record, batch_of
+from tests.support.seeds import seeds
 from tests.support.waiting import LOOK_AGAIN_S
 
 SESSION = 41
@@ -181,7 +182,7 @@ async def test_without_a_lease_nothing_is_sent(
     assert appender.has_ended
 
 
-async def test_a_lane_that_has_ended_stays_so_though_the_next_session_has_a_lease(
+async def test_a_lane_that_has_ended_does_not_continue_in_the_next_session(
     scripted: ScriptedEngine, appender: Appender, session: Session
 ) -> None:
     log = make_log()
@@ -250,7 +251,7 @@ async def test_the_lease_is_asked_before_sending_and_before_publishing(
     assert len(scripted.inserts) == 2
 
 
-async def test_abandoning_answers_everybody_while_an_insert_hangs(
+async def test_abandoning_a_lane_answers_all_appends_while_an_insert_hangs(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log, other = logs_of_one_lane(2)
@@ -271,7 +272,7 @@ async def test_abandoning_answers_everybody_while_an_insert_hangs(
     assert await stored_values(engine, log) == [(0, "x")]
 
 
-async def test_abandoning_ends_the_wait_before_the_next_attempt(
+async def test_abandoning_a_lane_ends_its_wait_for_the_next_attempt(
     scripted: ScriptedEngine, appender: Appender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.log.block_store._RETRY_FIRST_S", 10 * LIMIT_S)
@@ -356,7 +357,7 @@ async def test_the_number_of_a_block_is_burnt_if_the_begin_of_its_transaction_is
     assert await stored_values(engine, log) == [(0, "a")]
 
 
-async def test_a_block_that_was_called_refused_and_is_stored_is_found_by_burning(
+async def test_burning_a_number_finds_a_block_reported_as_refused_but_stored(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -397,7 +398,7 @@ async def test_a_block_whose_number_is_used_without_its_rows_gets_the_next(
 
 
 @pytest.mark.parametrize("faults", [["refused"], ["unknown"], ["unknown though stored"] * 2])
-async def test_burning_is_repeated_until_it_is_known(
+async def test_burning_a_number_is_repeated_until_its_outcome_is_known(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender, faults: list[str]
 ) -> None:
     log = make_log()
@@ -421,8 +422,8 @@ async def test_a_lease_that_ends_while_a_number_is_burnt_leaves_it_open(
     assert (len(scripted.inserts), sum(appender.resolved)) == (2, 0)
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_whatever_happens_a_successor_fences_what_was_in_flight(
+@pytest.mark.parametrize("seed", seeds(3))
+async def test_with_random_faults_a_successor_fences_the_blocks_in_flight(
     engine: EmbeddedEngine, scripted: ScriptedEngine, session: Session, seed: int
 ) -> None:
     """All that is acknowledged is there, once, and the log ends where the fence found it."""
@@ -470,7 +471,7 @@ async def test_whatever_happens_a_successor_fences_what_was_in_flight(
 # --- Days and times ---
 
 
-async def test_rows_are_of_the_days_that_the_session_told_and_of_no_other(
+async def test_append_times_stay_within_the_days_of_the_session(
     scripted: ScriptedEngine, appender: Appender, session: Session
 ) -> None:
     log = make_log()
@@ -505,7 +506,7 @@ async def append_times(engine: EmbeddedEngine, log: PartitionLog) -> list[int]:
     return [time_ms for (time_ms,) in rows]
 
 
-async def test_the_floor_of_append_time_is_the_block_in_flight_or_else_the_clock(
+async def test_the_floor_of_append_times_is_the_block_in_flight_or_the_clock(
     engine: EmbeddedEngine,
     scripted: ScriptedEngine,
     appender: Appender,
@@ -530,7 +531,7 @@ async def test_the_floor_of_append_time_is_the_block_in_flight_or_else_the_clock
     assert await append_times(engine, log) == [start_ms, start_ms + 5000]
 
 
-async def test_a_floor_that_was_told_holds_for_the_blocks_of_every_lane(
+async def test_a_floor_of_append_times_holds_for_every_lane(
     engine: EmbeddedEngine, appender: Appender
 ) -> None:
     logs = [make_log(make_topic(partitions=LANES), n) for n in range(LANES)]
@@ -545,7 +546,7 @@ async def test_a_floor_that_was_told_holds_for_the_blocks_of_every_lane(
 # --- Handing over ---
 
 
-async def test_releasing_waits_for_what_is_in_flight_and_refuses_what_is_queued(
+async def test_releasing_a_partition_waits_for_its_block_and_refuses_queued_appends(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     leaving, staying = logs_of_one_lane(2)
@@ -568,7 +569,7 @@ async def test_releasing_waits_for_what_is_in_flight_and_refuses_what_is_queued(
     assert await outcomes([append(appender, staying, plain(b"z"))]) == [1]
 
 
-async def test_releasing_wakes_those_who_wait_for_records(appender: Appender) -> None:
+async def test_releasing_a_partition_wakes_waiting_fetches(appender: Appender) -> None:
     log = make_log()
     woken: list[PartitionLog] = []
     log.waiters.add(woken.append)
@@ -577,7 +578,7 @@ async def test_releasing_wakes_those_who_wait_for_records(appender: Appender) ->
     assert isinstance(log.closed, NotLeaderOrFollower)
 
 
-async def test_the_reason_that_closed_a_partition_first_is_the_one_that_is_told() -> None:
+async def test_a_closed_partition_reports_the_first_reason() -> None:
     log = make_log()
     log.close(UnknownTopicOrPartition("deleted"))
     log.close(NotLeaderOrFollower("elsewhere"))
@@ -603,7 +604,7 @@ async def test_a_partition_with_a_block_in_flight_is_not_handed_over_when_the_se
 # --- A shard that is away ---
 
 
-async def test_nobody_waits_for_a_shard_that_is_away_and_all_is_known_when_it_is_back(
+async def test_appends_to_a_shard_that_is_away_fail_at_once_and_work_when_it_is_back(
     engine: EmbeddedEngine, scripted: ScriptedEngine, impatient: Appender
 ) -> None:
     log = make_log()
@@ -623,7 +624,7 @@ async def test_nobody_waits_for_a_shard_that_is_away_and_all_is_known_when_it_is
     assert not impatient.has_ended
 
 
-async def test_a_block_that_turns_out_not_to_be_stored_gives_its_producers_back(
+async def test_a_block_found_not_to_be_stored_restores_its_producers(
     engine: EmbeddedEngine, scripted: ScriptedEngine, impatient: Appender
 ) -> None:
     log = make_log()
@@ -650,7 +651,7 @@ async def test_the_same_block_is_repeated_for_as_long_as_the_shard_is_away(
     assert (len(scripted.inserts), log.high_watermark) == (4, 1)
 
 
-async def test_other_lanes_do_not_wait_for_one_without_an_answer(
+async def test_lanes_do_not_wait_for_another_lane_without_an_answer(
     scripted: ScriptedEngine, impatient: Appender
 ) -> None:
     topic = make_topic(partitions=2)
@@ -696,7 +697,7 @@ async def test_a_first_batch_that_was_refused_is_not_overtaken_by_the_next(
     assert await repeated(impatient, log, first, second) == [1, 3]
 
 
-async def test_the_earliest_of_several_that_were_refused_is_the_first_that_comes_again(
+async def test_of_several_refused_batches_the_earliest_has_to_come_first(
     engine: EmbeddedEngine, scripted: ScriptedEngine, impatient: Appender
 ) -> None:
     log = make_log(first_fresh=NOTHING_FRESH)

@@ -30,7 +30,9 @@ async def stored(opened: JournaledEngine) -> list[int]:
     return row
 
 
-async def test_the_tables_have_what_was_acknowledged_and_nothing_more(data_dir: Path) -> None:
+async def test_during_a_standstill_the_tables_hold_exactly_the_acknowledged_rows(
+    data_dir: Path,
+) -> None:
     async with journal(data_dir) as opened:
         await append(opened, 0)
         async with opened.standstill.hold():
@@ -43,7 +45,9 @@ async def test_the_tables_have_what_was_acknowledged_and_nothing_more(data_dir: 
         assert await asking == [[2]]
 
 
-async def test_statements_that_change_tables_wait(data_dir: Path) -> None:
+async def test_statements_that_change_tables_wait_for_the_end_of_a_standstill(
+    data_dir: Path,
+) -> None:
     insert = "INSERT INTO cluster_state SELECT 'a', 1, 'b'"
     async with journal(data_dir) as opened:
         async with opened.standstill.hold():
@@ -58,7 +62,7 @@ async def test_statements_that_change_tables_wait(data_dir: Path) -> None:
         assert await opened.rows("SELECT count() FROM cluster_state") == [[2]]
 
 
-async def test_a_standstill_ends_with_an_error_inside(data_dir: Path) -> None:
+async def test_an_error_inside_a_standstill_ends_it(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         with suppress(TimeoutError):
             async with opened.standstill.hold():
@@ -68,7 +72,7 @@ async def test_a_standstill_ends_with_an_error_inside(data_dir: Path) -> None:
         assert await stored(opened) == [1, 1]
 
 
-async def test_what_waits_when_the_engine_closes_is_stored(data_dir: Path) -> None:
+async def test_closing_the_journal_stores_the_rows_that_wait(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         holding = opened.standstill.hold()
         await holding.__aenter__()

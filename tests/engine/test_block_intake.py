@@ -34,8 +34,8 @@ COLUMNS = LOG_ROWS.column_list
 
 
 @pytest.fixture(name="journal")
-async def a_journal(data_dir: Path) -> AsyncIterator[JournaledEngine]:
-    async with journal_engine.journal(data_dir) as found:
+async def a_journal(engine: EmbeddedEngine) -> AsyncIterator[JournaledEngine]:
+    async with journal_engine.journal_of(engine) as found:
         yield found
 
 
@@ -241,7 +241,7 @@ async def test_a_check_that_begins_while_tables_change_does_not_count(
     assert not await append(intake, 0)
 
 
-async def test_rows_of_the_log_that_a_recovery_could_not_find_go_directly(
+async def test_log_rows_without_the_columns_of_recovery_are_inserted_directly(
     intake: BlockIntake,
 ) -> None:
     names = ("topic_id", "topic", "partition", "offset")
@@ -280,7 +280,7 @@ async def test_a_token_of_the_journal_is_stored_already(
     assert await intake.begin_direct("consumer_offsets", "1-1-1")
 
 
-async def test_a_direct_token_stays_direct(data_dir: Path) -> None:
+async def test_a_token_inserted_directly_is_never_journaled(data_dir: Path) -> None:
     async with journal_engine.journal(data_dir) as journal:
         intake = BlockIntake(journal)
         assert await intake.begin_direct("messages", "1-1-1")

@@ -84,7 +84,7 @@ async def test_every_type_comes_back_as_it_went_in(engine: EmbeddedEngine) -> No
         assert rows == [[n, as_json(value)] for n, value in enumerate(values)], name
 
 
-async def test_thousands_of_rows_with_few_and_with_many_different_values(
+async def test_low_cardinality_columns_hold_few_and_many_different_values(
     engine: EmbeddedEngine,
 ) -> None:
     table = Table("many", (("n", INT32), ("same", STRING), ("other", STRING)))
@@ -102,7 +102,9 @@ def test_a_column_may_have_no_values(name: str) -> None:
 
 
 @given(st.lists(st.tuples(st.text(), st.binary()), max_size=5), st.integers(1, 4))
-def test_sizes_are_those_of_the_bytes(pairs: list[tuple[str, bytes]], repeats: int) -> None:
+def test_reported_sizes_are_the_lengths_of_the_bytes(
+    pairs: list[tuple[str, bytes]], repeats: int
+) -> None:
     """Every length is read back by hand: a wrong one would shift all that follows."""
     column = array_of(tuple_of(name=STRING, metadata=BYTES)).encode([pairs] * repeats)
     ends = struct.unpack_from(f"<{repeats}Q", column)

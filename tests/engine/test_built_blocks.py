@@ -126,7 +126,7 @@ async def test_a_token_is_stored_once(data_dir: Path) -> None:
         assert await seen(opened) == [0]
 
 
-async def test_it_is_appended_although_its_caller_has_gone(data_dir: Path) -> None:
+async def test_a_block_is_appended_although_its_caller_was_cancelled(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         begun, goes_on = threading.Event(), threading.Event()
 
@@ -154,7 +154,7 @@ async def test_a_block_without_rows_is_not_appended(data_dir: Path) -> None:
         assert opened.is_empty
 
 
-async def test_after_an_error_in_building_others_are_appended(data_dir: Path) -> None:
+async def test_after_a_block_that_cannot_be_built_others_are_appended(data_dir: Path) -> None:
     def fails() -> bytes:
         raise ValueError("a bug")
 
@@ -165,7 +165,7 @@ async def test_after_an_error_in_building_others_are_appended(data_dir: Path) ->
         assert await seen(opened) == [0]
 
 
-async def test_nothing_is_built_where_others_wait_for_room(data_dir: Path) -> None:
+async def test_the_journal_builds_no_block_while_others_wait_for_room(data_dir: Path) -> None:
     async with journal(data_dir, DrainLimits(1 << 30, 1 << 30, NEVER_MS), 1 << 20) as opened:
         assert await insert(opened, lambda: log_block(0), "first")
         assert not await insert(opened, unexpected, size=1 << 20)
@@ -173,14 +173,14 @@ async def test_nothing_is_built_where_others_wait_for_room(data_dir: Path) -> No
         assert await seen(opened) == [0, 1]
 
 
-async def test_nothing_is_built_for_a_table_that_may_refuse_it(data_dir: Path) -> None:
+async def test_the_journal_builds_no_block_for_a_table_with_a_constraint(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         await opened.embedded.execute("ALTER TABLE messages ADD CONSTRAINT no CHECK offset = 0")
     async with journal(data_dir) as opened:
         assert not await insert(opened, unexpected)
 
 
-async def test_nothing_is_built_while_rows_are_refused(data_dir: Path) -> None:
+async def test_the_journal_builds_no_block_while_the_engine_refuses_rows(data_dir: Path) -> None:
     async with journal(data_dir, DrainLimits(1 << 30, 1 << 30, 10)) as opened:
         await opened.embedded.execute("ALTER TABLE messages ADD CONSTRAINT no CHECK offset = 1")
         assert await insert(opened, lambda: log_block(0))
@@ -194,7 +194,7 @@ async def test_nothing_is_built_while_rows_are_refused(data_dir: Path) -> None:
         await opened.embedded.execute("ALTER TABLE messages DROP CONSTRAINT no")
 
 
-async def test_what_cannot_be_written_may_be_tried_again(
+async def test_a_block_that_could_not_be_written_can_be_sent_again(
     data_dir: Path, failing_writes: FailingWrites
 ) -> None:
     async with journal(data_dir) as opened:

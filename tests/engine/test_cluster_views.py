@@ -387,7 +387,7 @@ async def test_people_join_the_views_with_each_other(cluster: EmbeddedEngine) ->
 
 
 @pytest.mark.usefixtures("rows")
-async def test_clickhouse_runs_each_of_them_over_distributed_tables(engine: EmbeddedEngine) -> None:
+async def test_clickhouse_runs_each_view_over_distributed_tables(engine: EmbeddedEngine) -> None:
     await engine.execute(f"CREATE DATABASE {DISTRIBUTED}")
     for one in people_migrations(LAYOUT):
         await engine.execute(one.statement.replace(f"{DATABASE}.", f"{DISTRIBUTED}."))

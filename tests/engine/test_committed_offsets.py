@@ -107,7 +107,7 @@ async def history(engine: ScriptedEngine) -> list[list[object]]:
 # --- Commits ---
 
 
-async def test_what_is_committed_is_read_back_also_after_a_restart(
+async def test_committed_offsets_are_read_back_also_after_a_restart(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     plain = commit(17)
@@ -126,7 +126,7 @@ async def test_what_is_committed_is_read_back_also_after_a_restart(
     assert everything(again) == {"g": expected}
 
 
-async def test_any_group_id_is_taken_as_it_is(
+async def test_any_text_can_be_a_group_id(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     for number, group_id in enumerate(STRANGE_IDS):
@@ -155,7 +155,7 @@ async def test_the_last_one_counts_when_a_commit_names_a_partition_twice(
     assert everything(await reloaded(scripted, lane, clock)) == everything(offsets)
 
 
-async def test_a_time_beyond_all_times_is_the_last_there_is(
+async def test_a_commit_time_beyond_the_range_is_stored_as_the_last_time(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     await offsets.commit("g", MEMBER, [commit(1)._replace(expire_time_ms=2**70)])
@@ -163,7 +163,7 @@ async def test_a_time_beyond_all_times_is_the_last_there_is(
     assert again.get("g")["t", 0].expire_time_ms == 2**63 - 1
 
 
-async def test_nothing_is_visible_before_it_is_stored(
+async def test_a_commit_is_not_visible_before_it_is_stored(
     scripted: ScriptedEngine, offsets: CommittedOffsets
 ) -> None:
     scripted.gate.clear()
@@ -199,7 +199,7 @@ async def test_commits_of_a_partition_are_ordered_as_the_calls(
     assert numbers(await reloaded(scripted, lane, clock)) == expected
 
 
-async def test_a_clock_that_goes_back_lets_no_older_commit_win(
+async def test_when_the_clock_is_set_back_the_newest_commit_still_wins(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     for offset in range(5):
@@ -285,7 +285,7 @@ async def test_a_deletion_that_is_refused_changes_nothing(
     assert numbers(offsets) == {("t", 0): 1}
 
 
-async def test_nothing_to_delete_is_no_row(
+async def test_deleting_unknown_offsets_stores_no_row(
     scripted: ScriptedEngine, offsets: CommittedOffsets
 ) -> None:
     await offsets.delete("g", None)
@@ -397,7 +397,7 @@ async def test_offsets_of_a_topic_that_is_read_never_end(
     assert ends(offsets, now, None, ["t", "other"]) == []
 
 
-async def test_an_end_that_the_client_gave_is_the_end(
+async def test_an_expiry_time_from_the_client_is_kept(
     clock: Clock, offsets: CommittedOffsets
 ) -> None:
     soon = commit(1)._replace(expire_time_ms=clock.now_ms + 5)
@@ -410,7 +410,7 @@ async def test_an_end_that_the_client_gave_is_the_end(
     assert ends(offsets, clock.now_ms + 30 * DAY_MS, None) == [("t", 0), ("t", 1)]
 
 
-async def test_a_group_without_offsets_has_none_that_end(offsets: CommittedOffsets) -> None:
+async def test_a_group_without_offsets_has_no_expired_ones(offsets: CommittedOffsets) -> None:
     assert ends(offsets, 2**60, 0) == []
 
 
@@ -443,7 +443,7 @@ async def expire(engine: ScriptedEngine) -> None:
     await engine.execute("OPTIMIZE TABLE consumer_offsets FINAL")
 
 
-async def test_what_is_still_current_outlives_the_history(
+async def test_current_offsets_outlive_the_ttl_of_the_history(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     clock = Clock(await now_ms(scripted))
@@ -469,7 +469,7 @@ async def test_what_is_still_current_outlives_the_history(
     ) == [[0]]
 
 
-async def test_only_what_is_a_week_old_is_written_again_and_once_a_day(
+async def test_offsets_older_than_a_week_are_written_again_once_a_day(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     clock = Clock(await now_ms(scripted))
@@ -490,7 +490,9 @@ async def test_only_what_is_a_week_old_is_written_again_and_once_a_day(
     assert len(await history(scripted)) == 5
 
 
-async def test_writing_again_never_hides_a_commit(scripted: ScriptedEngine, lane: RowLane) -> None:
+async def test_writing_offsets_again_never_hides_a_commit(
+    scripted: ScriptedEngine, lane: RowLane
+) -> None:
     clock = Clock(await now_ms(scripted))
     offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
     await offsets.commit("g", MEMBER, [commit(1)])
@@ -499,7 +501,7 @@ async def test_writing_again_never_hides_a_commit(scripted: ScriptedEngine, lane
     assert numbers(await reloaded(scripted, lane, clock)) == {("t", 0): 2}
 
 
-async def test_what_may_be_half_expired_is_not_current_any_more(
+async def test_offsets_that_may_be_half_expired_are_not_current(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     """The row of a deletion may go before the row that it deleted."""
@@ -519,7 +521,7 @@ async def now_ms(engine: ScriptedEngine) -> int:
     return now
 
 
-async def test_what_is_current_is_read_from_the_projection(
+async def test_current_offsets_are_read_from_the_projection(
     scripted: ScriptedEngine, offsets: CommittedOffsets
 ) -> None:
     for offset in range(20):
@@ -566,7 +568,7 @@ async def test_the_higher_version_wins_whoever_wrote_it(
     assert numbers(await reloaded(scripted, lane, clock)) == {("t", 0): 10, ("t", 2): 3}
 
 
-async def test_its_own_rows_are_not_read_again(
+async def test_a_broker_does_not_read_its_own_rows_again(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     await offsets.commit("g", MEMBER, [commit(1)])
@@ -575,7 +577,7 @@ async def test_its_own_rows_are_not_read_again(
     assert everything(twin) == {}
 
 
-async def test_deletions_are_not_remembered_for_ever(
+async def test_deletions_are_forgotten_after_a_while(
     clock: Clock, offsets: CommittedOffsets
 ) -> None:
     for number in range(5):

@@ -29,6 +29,12 @@ async def opened(data_dir: Path) -> AsyncIterator[EmbeddedEngine]:
         await engine.close()
 
 
+@pytest.fixture
+def engine(own_engine: EmbeddedEngine) -> EmbeddedEngine:
+    """These tests damage its files."""
+    return own_engine
+
+
 def definition(data_dir: Path, table: str, database: str = "brokerhouse") -> Path:
     return data_dir / "clickhouse" / "metadata" / database / f"{file_name(table)}.sql"
 
@@ -78,7 +84,7 @@ async def query_of(engine: EmbeddedEngine, table: str) -> str:
 
 
 @pytest.mark.parametrize("damage", [empty, cut_in_a_line, cut_behind_a_line])
-async def test_a_damaged_definition_is_the_one_before_the_change_again(
+async def test_a_damaged_definition_is_replaced_by_the_one_before_the_change(
     data_dir: Path, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(data_dir) as engine:
@@ -151,7 +157,7 @@ async def test_a_table_with_rows_is_never_set_aside(data_dir: Path) -> None:
         EmbeddedEngine(data_dir, 1, fsync=False)
 
 
-async def test_what_was_only_being_created_is_set_aside_and_can_be_created_again(
+async def test_a_table_that_was_being_created_is_set_aside_and_can_be_created_again(
     data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     statements = [
@@ -272,7 +278,7 @@ async def test_a_change_without_space_is_taken_back_at_once(
     assert path.read_bytes() != before
 
 
-async def test_the_copy_is_the_definition_that_another_statement_has_left(
+async def test_the_copy_of_a_definition_is_the_one_that_another_statement_left(
     engine: EmbeddedEngine,
 ) -> None:
     path = definition(engine.data_dir, "messages")
@@ -293,7 +299,7 @@ async def test_the_copy_is_the_definition_that_another_statement_has_left(
     assert copies(engine.data_dir) == []
 
 
-async def test_what_is_created_without_space_does_not_exist(engine: EmbeddedEngine) -> None:
+async def test_a_table_created_without_space_does_not_exist(engine: EmbeddedEngine) -> None:
     path = definition(engine.data_dir, "orders", "default")
     create = "CREATE TABLE default.orders (n Int64) ENGINE = MergeTree ORDER BY n"
     with pytest.raises(RuntimeError, match="Code: 243"):
@@ -442,7 +448,9 @@ async def test_a_file_system_without_links_gets_real_copies(
         ("ALTER TABLE {t:Identifier}", {"TABLE", "t", "Identifier", "orders"}),
     ],
 )
-def test_which_statements_change_definitions(sql: str | bytes, names: set[str]) -> None:
+def test_statements_that_change_definitions_are_recognised(
+    sql: str | bytes, names: set[str]
+) -> None:
     assert names_changed(sql, {"t": "orders"}) == names
 
 

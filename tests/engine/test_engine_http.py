@@ -64,6 +64,12 @@ class FailingDisk:
 
 
 @pytest.fixture
+def engine(own_engine: EmbeddedEngine) -> EmbeddedEngine:
+    """These tests put a journal in front of it."""
+    return own_engine
+
+
+@pytest.fixture
 def disk(engine: EmbeddedEngine) -> FailingDisk:
     return FailingDisk(engine)
 
@@ -233,7 +239,7 @@ async def test_a_statement_has_its_own_settings_and_no_others(
     assert await _answer(client, url, "SELECT currentDatabase()") == "default\n"
 
 
-async def test_only_reads_give_way(
+async def test_reads_have_a_lower_priority_than_inserts(
     disk: FailingDisk, url: str, client: aiohttp.ClientSession
 ) -> None:
     nice = "SELECT toString(getSetting('os_thread_priority')) AS nice"

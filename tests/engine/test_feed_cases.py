@@ -170,7 +170,7 @@ ODD = [
 
 
 @pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
-async def test_what_no_column_wants_kills_no_record(fed: FeedTables, value: bytes) -> None:
+async def test_a_field_without_a_column_makes_no_dead_letter(fed: FeedTables, value: bytes) -> None:
     await fed.make("id UInt32")
     assert await fed.write(await fed.produce(value)) == Counted(1, 0), await fed.errors()
     assert await fed.rows() == [[1]]

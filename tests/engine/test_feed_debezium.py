@@ -279,7 +279,7 @@ NOT_HELD: Sequence[tuple[str, str, Sequence[int]]] = [
 
 
 @pytest.mark.parametrize("connector", ["default", "strings", "doubles", "numbers"])
-async def test_what_no_column_holds_is_a_dead_letter_with_field_and_value(
+async def test_a_value_that_no_column_can_hold_is_a_dead_letter_with_field_and_value(
     fed: FeedTables, connector: str
 ) -> None:
     for name, kind, rows in NOT_HELD:

@@ -24,6 +24,7 @@ from storage.engine import EngineError
 from storage.registry import TableRegistry
 from storage.row_lane import RowLane
 from tests.support.feed_tables import BLOCK, FEED, SOURCE, FeedTables
+from tests.support.seeds import seeds
 
 
 class Feeders:
@@ -137,7 +138,7 @@ async def test_rows_of_a_token_that_was_given_up_are_removed_by_the_next_feeder(
     assert await feeders.tables.rows("DISTINCT endsWith(_block, '/1')") == [[True]]
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 async def test_feeders_that_feed_at_the_same_time_store_each_record_once(
     feeders: Feeders,
 ) -> None:
@@ -293,7 +294,7 @@ async def test_a_replay_that_was_killed_is_completed_before_the_next_block(
     assert await feeders.tables.rows() == [[1, 300], [2, 0]]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 async def test_feeders_in_a_random_order_store_each_record_once(
     feeders: Feeders, seed: int
 ) -> None:
@@ -321,7 +322,7 @@ async def test_feeders_in_a_random_order_store_each_record_once(
     assert progress.state.total.rows == end
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 async def test_a_table_of_latest_rows_is_right_whatever_is_repeated_and_merged(
     feeders: Feeders, seed: int
 ) -> None:

@@ -202,7 +202,7 @@ async def test_a_broker_that_died_holds_the_count_up_until_its_slots_are_taken_o
     assert await house.counted() == 1
 
 
-async def test_two_keepers_count_a_minute_once(house: HousekeptCluster) -> None:
+async def test_two_brokers_that_keep_house_count_a_minute_once(house: HousekeptCluster) -> None:
     topic = await create_topic(house.catalog, "orders", 1, {})
     await house.record(topic, 0, NOW_MS - 30_000)
     other = HousekeptCluster(house.engine)

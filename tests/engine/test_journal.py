@@ -475,10 +475,18 @@ STEPS = [
 ]
 
 
+ALWAYS = (
+    "append_block:before:20", "begin_round:after:2", "insert_blocks:before:2",
+    "insert_blocks:after:2", "end_round:after:2", "recycle:before:3", "_begin_segment:after:2",
+)  # fmt: skip
+"""`make test` kills at these, in one mode, and `make test-all` at all of them."""
 IN_THE_JOURNAL = [
-    # `make test` takes each step in one mode, `make test-long` in the other.
     pytest.param(
-        step, mode, marks=[] if (mode == "packed") == (":after:" in step) else [pytest.mark.long]
+        step,
+        mode,
+        marks=[]
+        if (mode == "packed") == (":after:" in step) and step in ALWAYS
+        else [pytest.mark.test_all],
     )
     for step in STEPS
     for mode in ("small", "packed")
@@ -504,7 +512,7 @@ BESIDE_THE_THREAD = [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.test_all
 @pytest.mark.parametrize(("step", "mode"), BESIDE_THE_THREAD)
 async def test_a_crash_beside_the_writing_thread_loses_and_doubles_nothing(
     data_dir: Path, step: str, mode: str
@@ -513,7 +521,16 @@ async def test_a_crash_beside_the_writing_thread_loses_and_doubles_nothing(
     await check_all_there(data_dir, acknowledged)
 
 
-RECOVERY_STEPS = [step for step in STEPS if step.endswith(":1") and "append" not in step]
+RECOVERY_STEPS = [
+    pytest.param(
+        step,
+        marks=[]
+        if step in ("insert_blocks:after:1", "recycle:after:1")
+        else [pytest.mark.test_all],
+    )
+    for step in STEPS
+    if step.endswith(":1") and "append" not in step
+]
 
 
 @pytest.mark.parametrize("step", RECOVERY_STEPS)
@@ -568,8 +585,8 @@ async def doubts(opened: JournaledEngine) -> list[int]:
 
 
 IN_DOUBT_STEPS = [
-    ("insert_log:before:1", False),
-    ("insert_log:after:1", True),
+    pytest.param("insert_log:before:1", False, marks=pytest.mark.test_all),
+    pytest.param("insert_log:after:1", True, marks=pytest.mark.test_all),
     ("insert_log:before:2", False),
     ("insert_log:after:2", True),
 ]
@@ -591,7 +608,7 @@ async def test_a_view_is_in_doubt_of_what_was_being_written_and_of_nothing_else(
         assert len(found) < len(acknowledged), "the last round alone is in doubt"
 
 
-async def test_what_another_kill_leaves_in_doubt_comes_on_top(data_dir: Path) -> None:
+async def test_doubts_after_another_kill_are_added_to_the_earlier_ones(data_dir: Path) -> None:
     await add_view(data_dir)
     run_until_killed(data_dir, 0, 40, "insert_log:after:1")
     async with journal(data_dir) as opened:

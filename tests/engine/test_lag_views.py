@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 from uuid import UUID
 
 import pytest
 
 from broker.log.rollup import Rollup
+from storage.embedded import EmbeddedEngine
 from storage.engine import Row
 from tests.support.counted_log import HOUR, MINUTE, CountedEngine, Log
 
@@ -21,12 +20,8 @@ LAG = (
 
 
 @pytest.fixture
-async def engine(data_dir: Path) -> AsyncIterator[CountedEngine]:
-    opened = CountedEngine(data_dir)
-    try:
-        yield opened
-    finally:
-        await opened.close()
+def engine(engine: EmbeddedEngine) -> CountedEngine:
+    return CountedEngine(engine)
 
 
 @pytest.fixture
@@ -178,7 +173,7 @@ async def test_seconds_are_told_from_the_place_in_its_minute(log: Log, rollup: R
         await assert_as_late_as(log, offset, within_s=10)
 
 
-async def test_where_the_record_is_gone_the_next_one_tells_the_time(
+async def test_lag_in_seconds_uses_the_next_record_if_the_committed_one_is_deleted(
     log: Log, rollup: Rollup
 ) -> None:
     log.now_ms -= log.now_ms % MINUTE
@@ -200,7 +195,7 @@ async def test_where_the_record_is_gone_the_next_one_tells_the_time(
     assert await log.engine.rows(LAG) == [["billing", "orders", 0, 9, 20, 11]]
 
 
-async def test_where_nothing_is_left_to_read_nobody_is_late(log: Log, rollup: Rollup) -> None:
+async def test_lag_in_seconds_is_0_if_no_record_is_left(log: Log, rollup: Rollup) -> None:
     log.now_ms -= log.now_ms % MINUTE
     orders = await log.topic("orders")
     await log.append("orders", 10)
@@ -226,7 +221,7 @@ async def test_where_nothing_is_left_to_read_nobody_is_late(log: Log, rollup: Ro
     assert await log.engine.rows(LAG) == [["billing", "orders", 0, 4, 11, 7]]
 
 
-async def test_who_reads_a_partition_or_who_committed_it(log: Log) -> None:
+async def test_consumer_lag_names_the_member_that_reads_or_committed(log: Log) -> None:
     orders = await log.topic("orders", 2)
     for partition in range(2):
         await commit(log, "billing", "orders", orders, 0, partition=partition)

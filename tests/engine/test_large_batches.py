@@ -130,7 +130,9 @@ async def test_the_budget_is_never_exceeded_and_connections_take_turns(
     assert order.index(polite) < 4
 
 
-async def test_what_cannot_be_accepted_is_refused_early(lanes: Lanes) -> None:
+async def test_batches_that_cannot_be_accepted_are_refused_before_decompression(
+    lanes: Lanes,
+) -> None:
     cases = [
         (make_log(), Batch(compress(4, bytes(3 * MIB)), 5, attributes=4).data, InvalidRecord),
         (make_log(), large(2, 2 * ROOM), MessageTooLarge),

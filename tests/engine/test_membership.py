@@ -92,7 +92,7 @@ async def test_a_group_is_as_it_was_after_a_restart(
     assert everything(await reloaded(scripted, lane, clock)) == {"g": record}
 
 
-async def test_any_group_id_is_taken_as_it_is(
+async def test_any_text_can_be_a_group_id(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     records = [
@@ -406,7 +406,7 @@ async def test_heartbeats_that_could_not_be_written_are_written_later(
     assert again.heartbeats.last_ms("g", "b") == clock() + 9
 
 
-async def test_nothing_is_kept_of_members_that_are_gone(
+async def test_heartbeats_of_members_that_are_gone_are_forgotten(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     for group_id in ("g", "h"):
@@ -425,7 +425,7 @@ async def test_nothing_is_kept_of_members_that_are_gone(
 # --- Other brokers ---
 
 
-async def test_what_another_broker_stores_is_seen(
+async def test_groups_that_another_broker_stores_are_seen(
     scripted: ScriptedEngine, clock: Clock, cache: SharedCache, other: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("mine"), group_id="mine"))
@@ -565,7 +565,7 @@ async def test_a_defect_ends_the_worker_and_is_there_to_be_found(
         worker.task.result()
 
 
-async def test_where_no_other_broker_can_be_nothing_is_read_but_heartbeats_are_written(
+async def test_a_single_broker_writes_heartbeats_and_reads_no_groups(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
@@ -647,7 +647,9 @@ asyncio.run(main())
 """
 
 
-async def test_what_was_answered_is_there_after_a_kill(tmp_path: Path) -> None:
+@pytest.mark.test_all
+@pytest.mark.usefixtures("alone")
+async def test_acknowledged_group_changes_are_there_after_a_kill(tmp_path: Path) -> None:
     """And every group is one that was, or one that has to rebalance."""
     clock = Clock(time.time_ns() // 1_000_000)
     for changes in (1, 40, 97):

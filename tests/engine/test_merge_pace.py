@@ -121,7 +121,7 @@ async def test_rows_can_be_deleted_while_merges_wait(data_dir: Path) -> None:
         assert await opened.rows("SELECT offset, timestamp_ms FROM messages") == [[3, 7]]
 
 
-async def test_what_a_crash_left_behind_is_removed_by_the_next_start(data_dir: Path) -> None:
+async def test_a_merge_setting_left_by_a_crash_is_removed_at_the_next_start(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         await opened.execute(f"ALTER TABLE messages MODIFY SETTING {SETTING} = 100")
     async with journal(data_dir) as opened:

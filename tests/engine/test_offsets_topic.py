@@ -100,7 +100,7 @@ async def test_a_group_of_another_partition_is_not_there(
         topic.log_of(50)
 
 
-async def test_what_was_replaced_is_dropped_and_every_key_stays(
+async def test_compaction_drops_replaced_offsets_and_keeps_every_key(
     groups: GroupCoordinator, topic: OffsetsTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offsets_log, "_KEPT", 100)
@@ -137,7 +137,7 @@ async def test_commits_while_a_partition_is_filled_are_not_hidden_by_older_ones(
     assert sorted(values(list(last.values()))) == list(range(100, 150))
 
 
-async def test_others_have_their_turn_while_many_groups_of_other_partitions_are_looked_at(
+async def test_filling_a_partition_yields_while_it_skips_many_groups(
     groups: GroupCoordinator, topic: OffsetsTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offsets_log, "_GROUPS_PER_TURN", 1)

@@ -93,5 +93,5 @@ def test_a_parameter_is_never_read_as_sql(
     assert loop.run_until_complete(opened.rows(sql, {"t": "1"})) == [[1]]
 
 
-def test_no_parameters_are_no_texts() -> None:
+def test_without_parameters_no_texts_are_sent() -> None:
     assert parameter_texts(None) == parameter_texts({}) == {}

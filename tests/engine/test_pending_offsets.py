@@ -47,7 +47,7 @@ def shown(offsets: CommittedOffsets) -> dict[int, int]:
     return {partition: one.offset for (_, partition), one in offsets.get(GROUP).items()}
 
 
-async def test_what_was_sent_is_unstable_until_it_is_committed(engine: EmbeddedEngine) -> None:
+async def test_transactional_offsets_are_unstable_until_the_commit(engine: EmbeddedEngine) -> None:
     async with started(engine) as (pending, offsets):
         await pending.add(GROUP, COMMITTER, PRODUCER, [offset_of(0, 5), offset_of(1, 6)])
         assert (shown(offsets), set(pending.unstable(GROUP))) == ({}, {(TOPIC, 0), (TOPIC, 1)})
@@ -60,7 +60,7 @@ async def test_what_was_sent_is_unstable_until_it_is_committed(engine: EmbeddedE
         assert (shown(offsets), list(pending.unstable(GROUP))) == ({0: 5, 1: 6}, [])
 
 
-async def test_what_was_sent_to_an_aborted_transaction_never_comes_back(
+async def test_offsets_of_an_aborted_transaction_never_become_visible(
     engine: EmbeddedEngine,
 ) -> None:
     async with started(engine) as (pending, offsets):

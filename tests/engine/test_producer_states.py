@@ -312,7 +312,7 @@ async def test_many_producers_are_stored_in_portions(
     assert await house.send(*retries) == list(range(80))
 
 
-async def test_nothing_is_stored_twice_and_nothing_without_idempotent_producers(
+async def test_producer_states_are_stored_once_and_only_of_idempotent_producers(
     house: Leaders,
 ) -> None:
     await house.send(plain(b"x"), plain(b"y"))

@@ -21,7 +21,6 @@ from protocol._batches import parse_headers
 from protocol.compression import compress
 from storage.embedded import EmbeddedEngine
 from storage.engine import Engine, EngineError
-from storage.schema import migrate
 from tests.support import record_batches
 from tests.support.log_parts import (
     ScriptedEngine,
@@ -124,24 +123,20 @@ def appended(draw: st.DrawFn) -> list[Batch]:
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 async def test_every_record_comes_back_as_the_tail_has_it(
-    tmp_path_factory: pytest.TempPathFactory,
+    engine: EmbeddedEngine,
     batches: list[Batch],
     log_append_time: bool,
     max_bytes: int,
 ) -> None:
-    engine = EmbeddedEngine(tmp_path_factory.mktemp("data"), 3, fsync=False)
-    try:
-        await migrate(engine)
-        configs = {"message.timestamp.type": "LogAppendTime"} if log_append_time else {}
-        log = await filled(engine, *batches, log=make_log(make_topic(configs=configs), end=10))
-        log.log_start_offset = 10
-        reader = ColdReader(SingleRowSource(engine), 1 << 20)
-        cold = rows_of(await read_all(reader, log, max_bytes))
-        assert cold == tail_rows(log, 10)
-        assert len(cold) == sum(batch.count for batch in batches)
-        await reader.close()
-    finally:
-        await engine.close()
+    """Each example has a topic of its own."""
+    configs = {"message.timestamp.type": "LogAppendTime"} if log_append_time else {}
+    log = await filled(engine, *batches, log=make_log(make_topic(configs=configs), end=10))
+    log.log_start_offset = 10
+    reader = ColdReader(SingleRowSource(engine), 1 << 20)
+    cold = rows_of(await read_all(reader, log, max_bytes))
+    assert cold == tail_rows(log, 10)
+    assert len(cold) == sum(batch.count for batch in batches)
+    await reader.close()
 
 
 @pytest.mark.usefixtures("small_segments")
@@ -166,7 +161,7 @@ async def test_from_any_offset_the_batch_that_holds_it_comes_first(
 
 
 @pytest.mark.parametrize("max_bytes", [-1, 0, 1, 10_000, 10**6])
-async def test_no_more_than_max_bytes_come_but_always_one_batch(
+async def test_a_read_returns_at_most_max_bytes_but_always_one_batch(
     engine: EmbeddedEngine, reader: ColdReader, small_segments: None, max_bytes: int
 ) -> None:
     log = await filled(engine, *(plain(*[b"x" * 100] * 50) for _ in range(40)))
@@ -215,7 +210,7 @@ async def test_many_small_records_take_few_queries(
     assert scripted.reads <= 3
 
 
-async def test_of_a_range_larger_than_the_budget_the_beginning_is_kept(
+async def test_the_beginning_of_a_range_larger_than_the_budget_is_kept(
     engine: EmbeddedEngine, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "_PIECE_BYTES", 600_000)
@@ -259,7 +254,7 @@ async def test_gaps_are_skipped(engine: EmbeddedEngine, reader: ColdReader) -> N
     assert [row.offset for row in rows_of(await reader.read(log, 6, ALL))][-1] == 95
 
 
-async def test_where_no_row_is_left_nothing_comes(
+async def test_a_range_without_rows_is_read_as_empty(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
 ) -> None:
     log = await filled(engine, plain(b"a", b"b"))
@@ -269,7 +264,7 @@ async def test_where_no_row_is_left_nothing_comes(
     assert scripted.reads == 2, "that there was nothing is not kept"
 
 
-async def test_nothing_at_or_above_the_high_watermark_is_read(
+async def test_reads_end_below_the_high_watermark(
     engine: EmbeddedEngine, reader: ColdReader
 ) -> None:
     log = await filled(engine, plain(b"a", b"b", b"c"))
@@ -369,7 +364,7 @@ async def loads_done(reader: ColdReader) -> None:
 
 
 @pytest.mark.usefixtures("small_segments")
-async def test_what_the_tail_has_is_not_read_ahead(
+async def test_ranges_that_the_tail_cache_has_are_not_read_ahead(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
 ) -> None:
     log = await several_segments(engine)
@@ -460,7 +455,7 @@ async def test_few_queries_stay_open_however_many_partitions_are_read(
 
 
 @pytest.mark.usefixtures("small_segments")
-async def test_what_is_kept_stays_within_the_budget(engine: EmbeddedEngine) -> None:
+async def test_kept_ranges_stay_within_the_budget(engine: EmbeddedEngine) -> None:
     reader = ColdReader(SingleRowSource(engine), 300_000)
     rnd = random.Random(1)
     logs = [await several_segments(engine) for _ in range(3)]
@@ -601,7 +596,7 @@ async def test_closing_ends_reads_that_wait(
     scripted.read_gate.set()
 
 
-async def test_what_is_appended_meanwhile_is_read_in_its_turn(
+async def test_records_appended_during_a_read_are_read_next(
     engine: EmbeddedEngine, reader: ColdReader
 ) -> None:
     log = await filled(engine, plain(b"0"))

@@ -21,6 +21,7 @@ from storage.journal import JournaledEngine
 from tests.support import log_parts
 from tests.support.journal_engine import journal
 from tests.support.log_parts import header_of, make_appender, make_log, plain, rows_of
+from tests.support.seeds import seeds
 
 ALL = 1 << 40
 
@@ -89,7 +90,7 @@ async def test_a_range_ends_where_rows_are_only_in_the_journal(
     assert [row.offset for row in rows_of(await reader.read(log, 20, ALL))] == [*range(20, 40)]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 async def test_every_record_comes_once_while_blocks_move_from_the_journal_to_the_table(
     journaled: JournaledEngine, reader: ColdReader, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:

@@ -85,7 +85,7 @@ def test_a_batch_behind_a_refused_one_is_refused_with_the_same_error(
     assert str(found) == "sequence 5 of producer 7 must be sent before 6, and was refused: for now"
 
 
-def test_what_is_wrong_with_a_batch_for_good_holds_up_nothing(batches: RefusedBatches) -> None:
+def test_a_batch_with_a_lasting_error_does_not_hold_up_others(batches: RefusedBatches) -> None:
     note(batches, 5, InvalidRecord("bad"))
     assert before(batches, 6) is None
 
@@ -98,7 +98,7 @@ def test_partitions_topics_producers_and_epochs_are_apart(batches: RefusedBatche
     assert before(batches, 6, epoch=1) is NotLeaderOrFollower
 
 
-def test_the_first_that_was_refused_counts(batches: RefusedBatches) -> None:
+def test_the_first_refused_batch_counts(batches: RefusedBatches) -> None:
     for sequence in (5, 6, 4, 7):
         note(batches, sequence)
     assert [before(batches, n) for n in (4, 5)] == [None, NotLeaderOrFollower]
@@ -110,20 +110,22 @@ def test_sequences_wrap(batches: RefusedBatches) -> None:
     assert before(batches, LAST - 1) is None
 
 
-def test_it_is_settled_when_it_is_stored_or_one_after_it(batches: RefusedBatches) -> None:
+def test_a_refused_batch_is_settled_when_it_or_a_later_one_is_stored(
+    batches: RefusedBatches,
+) -> None:
     for sequence in (5, 6):
         note(batches, 5)
         stored(batches, sequence)
         assert before(batches, 9) is None
 
 
-def test_an_earlier_one_that_is_stored_settles_nothing(batches: RefusedBatches) -> None:
+def test_an_earlier_stored_batch_settles_no_refusal(batches: RefusedBatches) -> None:
     note(batches, 5)
     stored(batches, 4)
     assert before(batches, 6) is NotLeaderOrFollower
 
 
-def test_a_new_epoch_settles_it(batches: RefusedBatches) -> None:
+def test_a_new_epoch_settles_a_refused_batch(batches: RefusedBatches) -> None:
     note(batches, 5)
     stored(batches, 0, epoch=1)
     assert before(batches, 6) is None
@@ -137,7 +139,9 @@ def test_an_earlier_epoch_changes_nothing(batches: RefusedBatches) -> None:
     assert before(batches, 4, epoch=1) is None
 
 
-def test_only_so_many_are_kept(batches: RefusedBatches, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_refusals_is_limited(
+    batches: RefusedBatches, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(refused, "KEPT", 2)
     note(batches, 5)
     for producer_id in (8, 9):

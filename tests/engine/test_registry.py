@@ -76,18 +76,10 @@ async def embedded(engine: EmbeddedEngine) -> TableRegistry:
 
 
 @pytest.fixture(params=["embedded", "cluster"])
-async def registry(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Registry]:
-    if request.param == "embedded":
-        engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
-        try:
-            await migrate(engine)
-            yield TableRegistry(engine)
-        finally:
-            await engine.close()
-    else:
-        server = server_of(request.getfixturevalue("shard"))
-        yield KeeperRegistry(server, await make_table(server, request.node.name))
-        await server.close()
+def registry(request: pytest.FixtureRequest) -> Registry:
+    fixture = "embedded" if request.param == "embedded" else "keeper_registry"
+    found: Registry = request.getfixturevalue(fixture)
+    return found
 
 
 async def test_a_key_that_was_never_set_is_none(registry: Registry) -> None:
@@ -145,7 +137,7 @@ async def test_whether_a_newer_version_than_the_server_has_was_set_is_not_known(
     assert await keeper_registry.get("key") == Versioned("old", 1)
 
 
-async def test_of_many_at_once_one_wins(registry: Registry) -> None:
+async def test_of_many_changes_of_a_key_at_once_one_wins(registry: Registry) -> None:
     for turn in range(5):
         before = await registry.get("key")
         won = await asyncio.gather(
@@ -155,6 +147,7 @@ async def test_of_many_at_once_one_wins(registry: Registry) -> None:
         assert await registry.get("key") == Versioned(f"{turn}/{won.index(True)}", turn + 1)
 
 
+@pytest.mark.usefixtures("alone")
 async def test_a_value_survives_a_restart_and_merges(tmp_path: Path) -> None:
     for turn in range(4):
         engine = EmbeddedEngine(tmp_path / "data", 1, fsync=False)
@@ -236,7 +229,7 @@ async def test_a_key_is_deleted_as_it_is_expected_or_not_at_all(registry: Regist
     assert await registry.list("") == {"other": Versioned("stays", 1)}
 
 
-async def test_what_is_gone_already_counts_as_deleted(registry: Registry) -> None:
+async def test_deleting_a_missing_key_succeeds(registry: Registry) -> None:
     assert await registry.delete("key", Versioned("old", 1))
 
 
@@ -379,7 +372,7 @@ async def test_a_change_counts_even_if_others_changed_the_key_before_the_answer(
     assert await shaken.compare_and_set("key", expected, "mine")
 
 
-async def test_who_was_overtaken_before_the_write_has_lost(
+async def test_a_change_that_arrives_after_another_is_lost(
     shaken: KeeperRegistry, faulty: FaultyServer, keeper_registry: KeeperRegistry
 ) -> None:
     async def too_late(run: Callable[[], Awaitable[None]]) -> None:
@@ -397,7 +390,7 @@ async def test_who_was_overtaken_before_the_write_has_lost(
     assert await shaken.get("key") == Versioned("theirs", 3)
 
 
-async def test_after_more_changes_than_are_remembered_nothing_is_claimed(
+async def test_a_change_followed_by_more_than_are_remembered_has_an_unknown_outcome(
     shaken: KeeperRegistry, faulty: FaultyServer, keeper_registry: KeeperRegistry
 ) -> None:
     async def forgotten(run: Callable[[], Awaitable[None]]) -> None:

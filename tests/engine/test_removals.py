@@ -260,7 +260,7 @@ async def test_many_batches_share_a_few_deletions(house: CompactedTopics) -> Non
     assert await house.engine.rows("SELECT count() FROM system.mutations") == [[1]]
 
 
-async def test_what_the_caches_held_of_a_log_is_read_again(house: CompactedTopics) -> None:
+async def test_removed_records_are_dropped_from_the_caches(house: CompactedTopics) -> None:
     log = await house.log(10, tail_bytes=0)
     kept = await house.log(10)
     assert len(rows_of(await read(house, log))) == 10

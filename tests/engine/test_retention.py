@@ -162,7 +162,7 @@ async def test_a_log_of_which_all_is_old_is_emptied_and_keeps_its_end(house: Ret
     ],
     ids=["no limit", "compacted only", "longer than time itself"],
 )
-async def test_nothing_goes_where_nothing_is_to_go(
+async def test_retention_moves_no_log_start_without_old_records(
     house: RetainedLogs, configs: Mapping[str, str]
 ) -> None:
     log = house.log(**configs)
@@ -281,7 +281,9 @@ async def test_at_least_so_many_bytes_stay(house: RetainedLogs) -> None:
     assert await house.checkpoint(exact) == (20, 50)
 
 
-async def test_what_is_not_counted_yet_is_beyond_the_limit(house: RetainedLogs) -> None:
+async def test_retention_by_bytes_includes_records_that_are_not_counted_yet(
+    house: RetainedLogs,
+) -> None:
     log = house.log(retention_bytes="100", retention_ms="-1")
     await house.count_minutes(log, 100, 100)
     await house.append(log, *aged(0, 0))
@@ -289,7 +291,7 @@ async def test_what_is_not_counted_yet_is_beyond_the_limit(house: RetainedLogs) 
     assert log.log_start_offset == 10
 
 
-async def test_what_has_gone_is_not_counted_again(house: RetainedLogs) -> None:
+async def test_retention_by_bytes_does_not_count_deleted_records_again(house: RetainedLogs) -> None:
     log = house.log(retention_bytes="200", retention_ms="-1")
     await house.count_minutes(log, 100, 100, 100, 100)
     for _ in range(3):
@@ -345,7 +347,7 @@ async def test_the_log_start_moves_only_when_its_checkpoint_is_stored(
     await lane.close()
 
 
-async def test_it_is_stored_wherever_the_partition_may_have_rows(house: RetainedLogs) -> None:
+async def test_a_log_start_is_stored_on_every_shard_that_may_have_rows(house: RetainedLogs) -> None:
     stored: list[str] = []
 
     class Lane:

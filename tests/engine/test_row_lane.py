@@ -72,7 +72,7 @@ async def test_rows_are_in_the_table_when_the_call_returns(
     assert await stored(scripted, B) == [4]
 
 
-async def test_what_waits_while_a_block_is_stored_becomes_one_block_per_table(
+async def test_calls_that_wait_for_an_insert_become_one_block_per_table(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
@@ -205,7 +205,7 @@ async def test_a_refusal_fails_every_call_that_has_rows_in_the_block_and_no_othe
     assert await stored(scripted, A) == [4]
 
 
-async def test_after_a_refusal_nothing_more_of_the_call_is_inserted(
+async def test_after_a_refusal_the_rest_of_the_call_is_not_inserted(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
@@ -279,7 +279,7 @@ async def test_a_row_that_does_not_fit_fails_its_round_and_no_other(
     assert await stored(scripted, A) == [2]
 
 
-async def test_after_damage_to_the_disk_nothing_more_is_taken(
+async def test_after_a_storage_fault_the_lane_takes_no_more_rows(
     scripted: ScriptedEngine, lane: RowLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insert_block = scripted.insert_block
@@ -305,7 +305,7 @@ async def test_after_damage_to_the_disk_nothing_more_is_taken(
 # --- Stopping ---
 
 
-async def test_what_is_queued_is_stored_before_the_lane_stops(
+async def test_queued_rows_are_stored_before_the_lane_stops(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)

@@ -33,7 +33,7 @@ class CountingEngine(EmbeddedEngine):
 
 
 @pytest.fixture
-async def empty(tmp_path: Path) -> AsyncIterator[CountingEngine]:
+async def empty(tmp_path: Path, alone: None) -> AsyncIterator[CountingEngine]:
     """An engine without tables."""
     engine = CountingEngine(tmp_path / "data", 1, fsync=False)
     engine.statements = []

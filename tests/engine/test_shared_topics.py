@@ -87,7 +87,7 @@ async def test_a_name_is_given_once_even_when_two_brokers_give_it_at_the_same_ti
     assert two.even.get("orders") == made
 
 
-async def test_many_topics_are_a_few_changes_of_the_registry(
+async def test_creating_many_topics_takes_few_changes_of_the_registry(
     two: Two, engine: EmbeddedEngine
 ) -> None:
     await create_topic(two.odd, "t7", 5, {})
@@ -205,7 +205,7 @@ async def test_a_deletion_that_was_cut_short_is_done(two: Two) -> None:
     assert two.topics.values == {}
 
 
-async def test_nothing_is_read_while_nothing_has_changed(two: Two) -> None:
+async def test_the_registry_is_not_read_while_it_is_unchanged(two: Two) -> None:
     await create_topic(two.even, "orders", 1, {})
     await two.odd.refresh()
     two.topics.away = True
@@ -236,7 +236,7 @@ async def test_a_broker_that_slept_past_its_lease_leads_nothing(two: Two) -> Non
         log_of(two.even, topic, 0)
 
 
-async def test_no_topic_appears_while_the_catalog_holds_still(two: Two) -> None:
+async def test_a_catalog_that_is_held_still_shows_no_new_topic(two: Two) -> None:
     await create_topic(two.odd, "orders", 4, {})
     async with two.even.latest() as topics:
         assert [topic.name for topic in topics] == ["orders"], "what others made is seen first"
@@ -351,7 +351,7 @@ async def test_a_request_for_a_log_that_is_open_does_not_wait_for_others(two: Tw
     await waiting
 
 
-async def test_those_who_wait_for_a_look_that_hangs_do_not_wait_one_after_the_other(
+async def test_requests_that_wait_share_one_look_at_the_registry(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0

@@ -136,7 +136,7 @@ async def test_a_cluster_broker_says_which_shard_refuses_records_until_it_takes_
     await broker.catalog.close()
 
 
-async def test_two_takes_at_once_write_through_one_appender(engine: EmbeddedEngine) -> None:
+async def test_writers_that_begin_at_once_share_one_appender(engine: EmbeddedEngine) -> None:
     broker = OneBroker(engine)
     broker.host.rows.start()
     await asyncio.gather(*(broker.host.write_under(broker.tenure) for _ in range(3)))

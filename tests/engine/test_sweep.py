@@ -122,7 +122,7 @@ async def house(engine: EmbeddedEngine) -> SweptLog:
 # --- rows ---
 
 
-async def test_what_lies_below_the_log_start_goes_and_nothing_else(house: SweptLog) -> None:
+async def test_rows_below_the_log_start_are_deleted_and_no_others(house: SweptLog) -> None:
     first, second = await house.topic("first"), await house.topic("second")
     for partition in range(2):
         await house.rows("first", first, 0, 10, partition=partition)
@@ -395,9 +395,8 @@ async def test_a_large_day_is_written_anew_before_it_is_over(
     assert await house.left() == [["events", 0, 62, 99, 38]]
 
 
-async def test_what_was_dropped_frees_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("alone")
+async def test_dropped_days_free_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = EmbeddedEngine(tmp_path / "data", LANES, fsync=False)
     try:
         await migrate(engine)

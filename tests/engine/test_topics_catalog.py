@@ -32,6 +32,7 @@ from tests.support.log_parts import (
     stored_values,
 )
 from tests.support.one_topic import add_partitions, create_topic, delete_topic
+from tests.support.seeds import seeds
 from tests.support.waiting import LIMIT_S
 
 LOG_APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
@@ -109,7 +110,7 @@ async def test_a_partition_that_is_not_there_is_unknown(catalog: LocalCatalog) -
             log_of(catalog, topic, partition)
 
 
-async def test_of_many_who_create_a_topic_one_does(
+async def test_of_many_requests_that_create_a_topic_one_succeeds(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     results = await asyncio.gather(
@@ -168,7 +169,7 @@ async def test_topics_of_a_refused_change_are_tried_one_by_one_while_that_helps(
     assert [name for name, one in again.items() if isinstance(one, Topic)] == refused
 
 
-async def test_what_a_config_holds_comes_back_as_it_was(
+async def test_configs_come_back_unchanged_after_a_restart(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     text = "*, 'a':\"b\"\\\t\n{}[]é,"
@@ -374,7 +375,7 @@ async def test_a_clean_up_that_comes_late_leaves_the_rows_of_the_topic_made_agai
     await appender.close()
 
 
-async def test_what_is_gone_cannot_be_changed(catalog: LocalCatalog) -> None:
+async def test_a_deleted_topic_cannot_be_changed(catalog: LocalCatalog) -> None:
     topic = await create_topic(catalog, "t", 1, {})
     await delete_topic(catalog, topic)
     await create_topic(catalog, "t", 1, {})  # of the same name, but not the same
@@ -536,8 +537,8 @@ async def test_sizes_are_those_of_keys_and_values_by_partition(
 # --- Everything ---
 
 
-@pytest.mark.parametrize("seed", range(4))
-async def test_after_any_changes_a_restart_finds_what_there_was(
+@pytest.mark.parametrize("seed", seeds(4))
+async def test_after_random_changes_a_restart_finds_the_same_topics(
     engine: EmbeddedEngine, seed: int
 ) -> None:
     rnd = random.Random(seed)

@@ -58,7 +58,7 @@ async def test_many_rows_without_records_are_removed_in_portions(
     await until_async(none_is_left)
 
 
-async def test_nothing_is_removed_while_an_earlier_removal_waits(
+async def test_no_removal_begins_while_an_earlier_one_waits(
     engine: EmbeddedEngine,
 ) -> None:
     """For space on the disk, or here until it is told to go on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from storage.embedded import EmbeddedEngine
 from storage.journal import JournaledEngine, JournalLimits, open_journal
 from storage.journal_drain import DrainLimits
 from storage.journal_files import STREAMS
+from storage.journal_register import register_path
 
 NEVER_MS = 86_400_000
 PATIENT = DrainLimits(1 << 30, 1 << 30, NEVER_MS)
@@ -41,3 +43,17 @@ async def journal(
         yield opened
     finally:
         await opened.close()
+
+
+@asynccontextmanager
+async def journal_of(engine: EmbeddedEngine) -> AsyncIterator[JournaledEngine]:
+    """A journal in front of an engine that stays open; its files are gone afterwards."""
+    opened = await open_journal(engine, JournalLimits(1 << 30, PATIENT), fsync=False)
+    try:
+        yield opened
+    finally:
+        for stream in opened.streams:
+            await stream.close()
+        await opened.close_files()
+        shutil.rmtree(engine.data_dir / "journal")
+        register_path(engine.data_dir / "journal").unlink(missing_ok=True)

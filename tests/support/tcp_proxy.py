@@ -45,6 +45,8 @@ class TcpProxy:
         """Connections so far."""
         self.to_server = 0
         """Bytes passed on so far."""
+        self.from_clients = 0
+        """Bytes that clients have sent so far, also those that were not passed on."""
 
     @property
     def address(self) -> str:
@@ -169,6 +171,7 @@ class TcpProxy:
         fault, passed = self._fault, 0
         try:
             while data := await source.read(_CHUNK_BYTES):
+                self.from_clients += len(data) if to_server else 0
                 while self._fault.stall:
                     await self._changed.wait()
                 if fault is not self._fault:

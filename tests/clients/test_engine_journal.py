@@ -125,6 +125,7 @@ async def test_journaled_rows_reach_their_table_without_a_query(tmp_path: Path) 
         until(has_part)
 
 
+@pytest.mark.test_all
 async def test_journaled_rows_of_small_tables_are_seen_at_once(running: EngineProcess) -> None:
     async with connected(running) as server:
         for offset in range(3):

@@ -54,7 +54,8 @@ TODAY = NOON // DAY_MS
 def clock_that_begins_at_noon(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no test sees the day end."""
     begun_ms = monotonic_ms()
-    monkeypatch.setattr("broker.log.lane.wall_ms", lambda: NOON + monotonic_ms() - begun_ms)
+    for module in ("broker.log.lane", "tests.support.log_parts"):
+        monkeypatch.setattr(f"{module}.wall_ms", lambda: NOON + monotonic_ms() - begun_ms)
 
 
 class Session:

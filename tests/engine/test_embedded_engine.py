@@ -570,7 +570,7 @@ async def test_lanes_insert_beside_each_other(engine: EmbeddedEngine) -> None:
 # --- Dying ---
 
 
-@pytest.mark.parametrize("acknowledged", [1, 30])
+@pytest.mark.parametrize("acknowledged", [pytest.param(1, marks=pytest.mark.test_all), 30])
 async def test_stored_blocks_are_there_after_kill_9(tmp_path: Path, acknowledged: int) -> None:
     owner = EngineOwner(tmp_path / "data", OPEN_AND_INSERT)
     for _ in range(acknowledged):

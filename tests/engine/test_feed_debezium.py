@@ -278,7 +278,15 @@ NOT_HELD: Sequence[tuple[str, str, Sequence[int]]] = [
 """A column, a type, and the rows with infinity, years before Christ and far ones."""
 
 
-@pytest.mark.parametrize("connector", ["default", "strings", "doubles", "numbers"])
+@pytest.mark.parametrize(
+    "connector",
+    [
+        "default",
+        pytest.param("strings", marks=pytest.mark.test_all),
+        pytest.param("doubles", marks=pytest.mark.test_all),
+        pytest.param("numbers", marks=pytest.mark.test_all),
+    ],
+)
 async def test_a_value_that_no_column_can_hold_is_a_dead_letter_with_field_and_value(
     fed: FeedTables, connector: str
 ) -> None:

@@ -314,20 +314,29 @@ async def test_a_block_may_have_records_of_several_schemas(
     assert await with_schemas.rows() == [[1, 0], [2, 7], [3, 0]]
 
 
+@pytest.mark.test_all  # reading it takes seconds
+async def test_an_avro_array_of_countless_nulls_is_a_dead_letter(
+    with_schemas: FeedTables, schemas: Schemas
+) -> None:
+    schemas.add(5, {"type": "array", "items": "null"})
+    many = b"\0\0\0\0\5" + bytes([0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01]) + b"\0"
+    await with_schemas.make("id UInt8")
+    assert await with_schemas.write(await with_schemas.produce(many), feed=AVRO) == Counted(0, 1)
+    ((_, error),) = await with_schemas.errors()
+    assert error
+
+
 async def test_bad_avro_is_a_dead_letter_and_says_why(
     with_schemas: FeedTables, schemas: Schemas
 ) -> None:
     record = {"type": "record", "name": "A", "fields": [{"name": "id", "type": "long"}]}
-    nothings = {"type": "array", "items": "null"}
     schemas.add(1, record)
     schemas.add(2, "message A {}", schemaType="PROTOBUF")
     schemas.add(3, {"type": "no type"})
     schemas.add(4, "string")
-    schemas.add(5, nothings)
     half = {"type": "enum", "name": "E", "symbols": ["\ud800"]}
     schemas.add(6, {**record, "fields": [{"name": "id", "type": half}]})
     good = avro(1, record, {"id": 5})
-    many = b"\0\0\0\0\5" + bytes([0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01]) + b"\0"
     bad = {
         b"": "it does not begin with a zero and the id of a schema",
         b'{"id": 1}': "it does not begin with a zero and the id of a schema",
@@ -337,7 +346,6 @@ async def test_bad_avro_is_a_dead_letter_and_says_why(
         b"\0\0\0\0\2\x02": "schema 2 is of type PROTOBUF, not AVRO",
         b"\0\0\0\0\3\x02": "schema 3 is not understood",
         avro(4, "string", "text"): "its schema is neither a record nor an array of records",
-        many: "",
         b"\0\0\0\0\6\0": "",  # half of a character, which no encoding has
         avro(1, record, {"id": 300}): "id: 300 does not fit UInt8",
     }

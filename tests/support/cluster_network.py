@@ -22,8 +22,10 @@ TESTS = "tests"
 """The host that the tests themselves are on."""
 NOBODY = "02:00:00:00:00:01"
 COMMAND_LIMIT_S = 20.0
+ADDRESSES = "198.18.0.0/16"
+"""Set aside for tests of networks (RFC 2544)."""
 NETWORKS = range(256)
-"""Third byte of 198.18.0.0/16, which is set aside for tests of networks."""
+"""Third byte of these."""
 _LOCK = Path(tempfile.gettempdir()) / "brokerhouse-tests-network.lock"
 """Sessions side by side must not find the same network free, nor sweep the same orphan."""
 
@@ -84,6 +86,7 @@ class Namespaces:
 
     def __init__(self) -> None:
         with alone(_LOCK):
+            _keep_inside()
             _sweep()
             self._bridge, self._network = _make_bridge()
         self._hosts = {TESTS: Host(TESTS, f"{self._network}.1")}
@@ -154,7 +157,16 @@ def _make_bridge() -> tuple[str, str]:
         _ip("addr", "add", f"{network}.1/24", "dev", name)
         _ip("link", "set", name, "up")
         return name, network
-    raise RuntimeError("all networks of 198.18.0.0/16 are taken")
+    raise RuntimeError(f"all networks of {ADDRESSES} are taken")
+
+
+def _keep_inside() -> None:
+    """Without a bridge, nothing that is sent to these addresses leaves the machine.
+
+    A client may live a moment longer than its network and connect again. The route stays, because
+    so may the client.
+    """
+    _ip("route", "replace", "unreachable", ADDRESSES)
 
 
 def _sweep() -> None:

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from clickhouse_connect.driver.exceptions import ClickHouseError
@@ -74,9 +75,9 @@ async def proxy(process: EngineProcess) -> AsyncIterator[TcpProxy]:
 
 
 @pytest.fixture
-async def table(connect: Connect, request: pytest.FixtureRequest) -> str:
+async def table(connect: Connect) -> str:
     """An empty table of ROWS with a deduplication window; also a look at it past any proxy."""
-    name = "t_" + "".join(c if c.isalnum() else "_" for c in request.node.name)[:60]
+    name = f"t_{uuid4().hex}"
     await connect().execute(
         f"CREATE TABLE {name} (name String, n Int64, CONSTRAINT small CHECK n < 1000000)"
         " ENGINE = MergeTree ORDER BY n SETTINGS non_replicated_deduplication_window = 100"

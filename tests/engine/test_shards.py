@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AsyncExitStack, aclosing
 from itertools import count
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -106,8 +107,8 @@ async def direct(process: EngineProcess) -> AsyncIterator[ClickHouseServer]:
 
 
 @pytest.fixture
-async def table(direct: ClickHouseServer, request: pytest.FixtureRequest) -> str:
-    name = "t_" + "".join(c if c.isalnum() else "_" for c in request.node.name)[:80]
+async def table(direct: ClickHouseServer) -> str:
+    name = f"t_{uuid4().hex}"
     await direct.execute(
         f"CREATE TABLE {name} (name String, n Int64) ENGINE = MergeTree ORDER BY n"
         " SETTINGS non_replicated_deduplication_window = 100"

@@ -36,9 +36,9 @@ async def until_collected(
 
 
 async def test_a_busy_engine_leaves_a_scrape_with_the_last_numbers_and_their_age(
-    engine: EmbeddedEngine, data_dir: Path
+    own_engine: EmbeddedEngine, data_dir: Path
 ) -> None:
-    metrics = EngineMetrics(engine, data_dir)
+    metrics = EngineMetrics(own_engine, data_dir)
     before = await until_collected(
         metrics,
         lambda found: (
@@ -51,8 +51,8 @@ async def test_a_busy_engine_leaves_a_scrape_with_the_last_numbers_and_their_age
     assert before["brokerhouse_engine_sample_age_seconds"] < LONG_S
 
     async with AsyncExitStack() as reads:
-        for _ in range(len(engine._all_readers)):  # every thread that reads has a query open
-            rows = engine.read_native("SELECT number FROM system.numbers", {}, 1 << 10)
+        for _ in range(len(own_engine._all_readers)):  # every thread that reads has a query open
+            rows = own_engine.read_native("SELECT number FROM system.numbers", {}, 1 << 10)
             reads.push_async_callback(rows.aclose)
             assert await anext(rows)
         began_s = time.monotonic()

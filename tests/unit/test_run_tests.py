@@ -5,14 +5,12 @@ import importlib.util
 import subprocess
 import sys
 import textwrap
-import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[2]
-TABLE = tomllib.loads((PROJECT / "tools/lanes.toml").read_text())
 
 
 def script() -> ModuleType:
@@ -26,6 +24,7 @@ def script() -> ModuleType:
 
 
 run_tests = script()
+TABLE = run_tests.lanes_and_more()
 
 
 @pytest.mark.parametrize("everything", [False, True])

@@ -26,9 +26,11 @@ def take() -> None:
     folder = os.environ.get(FOLDER)
     if folder is None or _held:
         return
-    tokens = sorted(Path(folder).iterdir())
-    while not any(_taken(token) for token in tokens):
-        time.sleep(_LOOK_AGAIN_S)  # the kernel wakes who waits for one lock, not for one of several
+    *tokens, queue = sorted(Path(folder).iterdir())
+    with queue.open("rb") as turn:  # or who gives a token back would always be the next to take it
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        while not any(_taken(token) for token in tokens):
+            time.sleep(_LOOK_AGAIN_S)  # the kernel wakes who waits for one lock, not for several
 
 
 def take_for(command: Sequence[str]) -> None:

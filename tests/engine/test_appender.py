@@ -703,7 +703,7 @@ async def test_after_a_restart_retries_of_interleaved_producers_get_their_offset
     assert len(await stored_values(engine, log)) == offset + 3
 
 
-async def test_after_a_restart_an_old_epoch_is_fenced_and_the_newest_goes_on(
+async def test_after_a_restart_an_old_epoch_is_fenced_and_the_newest_continues(
     appender: Appender,
 ) -> None:
     log = make_log()

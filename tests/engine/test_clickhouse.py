@@ -424,7 +424,7 @@ async def test_an_answer_that_comes_twice_is_not_taken_for_the_answer_to_the_nex
 # --- ranges
 
 
-async def test_a_range_comes_in_whole_blocks(connect: Connect) -> None:
+async def test_a_range_is_read_in_whole_blocks(connect: Connect) -> None:
     sql = (
         "SELECT number AS n, toString(number) AS s, repeat('x', n % 300) AS long,"
         " if(n % 3 = 0, NULL, s) AS maybe, [(s, maybe), ('h', NULL)] AS headers,"

@@ -112,7 +112,7 @@ async def test_a_second_process_is_refused_with_the_id_of_the_process_that_uses_
     await engine.close()
 
 
-async def test_a_second_engine_in_this_process_is_refused_and_the_first_goes_on(
+async def test_a_second_engine_in_this_process_is_refused_and_the_first_continues(
     engine: EmbeddedEngine,
 ) -> None:
     with pytest.raises(DataDirectoryError, match=f"in use by process {os.getpid()}"):
@@ -553,7 +553,7 @@ async def test_a_repeated_insert_does_not_fill_a_view_again(
     assert await engine.rows("SELECT count() FROM copy") == [[1]]
 
 
-async def test_an_insert_whose_caller_leaves_is_stored_once_and_the_lane_goes_on(
+async def test_a_cancelled_insert_is_stored_once_and_the_lane_continues(
     engine: EmbeddedEngine,
 ) -> None:
     for n in range(20):

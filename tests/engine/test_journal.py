@@ -610,7 +610,9 @@ async def test_after_a_crash_a_view_is_in_doubt_only_of_the_rows_being_written(
         assert len(found) < len(acknowledged), "the last round alone is in doubt"
 
 
-async def test_doubts_after_another_kill_are_added_to_the_earlier_ones(data_dir: Path) -> None:
+async def test_rows_in_doubt_after_another_kill_are_added_to_the_earlier_ones(
+    data_dir: Path,
+) -> None:
     await add_view(data_dir)
     run_until_killed(data_dir, 0, 40, "insert_log:after:1")
     async with journal(data_dir) as opened:
@@ -699,7 +701,7 @@ async def test_damage_is_skipped_once_even_if_no_row_is_appended_then(data_dir: 
         assert await seen(opened) == [0], "tokens are known as before"
 
 
-async def test_a_journal_that_cannot_recycle_its_files_goes_on(
+async def test_a_journal_that_cannot_recycle_its_files_accepts_further_inserts(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(writer: JournalWriter, needed_from: int) -> None:

@@ -101,7 +101,7 @@ async def test_other_partitions_do_not_wait_for_large_batches(lanes: Lanes) -> N
     await asyncio.gather(*bombs)
 
 
-async def test_the_budget_is_never_exceeded_and_connections_take_turns(
+async def test_the_memory_budget_is_not_exceeded_and_connections_take_turns(
     scripted: ScriptedEngine, lanes: Lanes
 ) -> None:
     class Connection:

@@ -356,7 +356,7 @@ async def test_a_start_removes_rows_of_dead_groups_and_of_members_that_left(
     assert everything(await reloaded(scripted, lane, clock)) == everything(cache)
 
 
-async def test_a_start_goes_on_when_it_cannot_clean_up(
+async def test_a_start_succeeds_although_its_clean_up_fails(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a")))

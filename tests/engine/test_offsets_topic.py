@@ -153,7 +153,7 @@ async def test_filling_a_partition_yields_while_it_skips_many_groups(
     assert turns >= 10
 
 
-async def test_a_partition_that_nobody_reads_is_dropped_and_begins_higher_the_next_time(
+async def test_an_unread_partition_is_dropped_and_opened_again_with_higher_offsets(
     groups: GroupCoordinator, topic: OffsetsTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offsets_topic, "_UNREAD_S", 0.05)

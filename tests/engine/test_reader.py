@@ -186,7 +186,7 @@ async def test_large_records_are_read_one_by_one(
     assert kept_bytes(reader) < 64 << 20
 
 
-async def test_the_first_read_of_large_records_waits_for_few_of_them(
+async def test_the_first_read_of_large_records_reads_few_of_them(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
 ) -> None:
     """With a limit of less than one: a fetch of 1,000 of them once took 8.9 s."""

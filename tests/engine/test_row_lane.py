@@ -279,7 +279,7 @@ async def test_a_row_that_its_column_cannot_hold_fails_its_block_and_no_other(
     assert await stored(scripted, A) == [2]
 
 
-async def test_after_a_storage_fault_the_lane_takes_no_more_rows(
+async def test_after_a_storage_fault_the_lane_refuses_further_rows(
     scripted: ScriptedEngine, lane: RowLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insert_block = scripted.insert_block

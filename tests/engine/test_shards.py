@@ -397,7 +397,7 @@ async def test_a_replica_is_pinged_when_an_answer_is_late_or_it_was_silent_for_l
     await until_async(lambda: proxies[0].url in pinged)
 
 
-async def test_closing_ends_the_pings(proxies: list[TcpProxy]) -> None:
+async def test_closing_a_shard_ends_its_pings(proxies: list[TcpProxy]) -> None:
     shard = Shard("one", [server(proxies[0].url)], replicated=False)
     await shard.start()
     await until_async(lambda: proxies[0].to_server > 0)

@@ -544,6 +544,16 @@ def history(*facts: tuple[str, str, object]) -> list[Event]:
     return events
 
 
+def test_offsets_that_were_read_late_do_not_undo_commits_that_were_reported_since() -> None:
+    kept = History()
+    kept.add(Event("committed", "a", 1, ends={PLACE: 41}))
+    kept.add(Event("stored", "the group", 2, ends={PLACE: 1}))
+    assert kept.committed == {PLACE: 41}
+
+    kept.add(Event("committed", "a", 3, ends={PLACE: 7}))  # after a seek
+    assert kept.committed == {PLACE: 7}
+
+
 IN_ORDER = [
     ("assigned", "a", None),
     ("processed", "a", [0, 1]),

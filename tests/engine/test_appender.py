@@ -152,7 +152,7 @@ async def test_a_partition_keeps_to_one_lane_and_lanes_do_not_wait_for_each_othe
     assert len({insert.lane for insert in scripted.inserts[3:]}) == 1
 
 
-async def test_tokens_of_blocks_differ_also_between_starts(
+async def test_every_block_has_its_own_token_also_after_a_restart(
     engine: EmbeddedEngine,
 ) -> None:
     tokens = set()
@@ -168,7 +168,7 @@ async def test_tokens_of_blocks_differ_also_between_starts(
     assert len(tokens) >= 2 * 3
 
 
-async def test_a_block_takes_no_more_rows_and_bytes_than_its_limits(
+async def test_a_block_is_limited_in_rows_and_bytes(
     scripted: ScriptedEngine,
 ) -> None:
     limits = replace(LIMITS, block_max_rows=10, block_max_bytes=20_000)
@@ -186,7 +186,7 @@ async def test_a_block_takes_no_more_rows_and_bytes_than_its_limits(
     assert len(scripted.inserts) == 1 + 2 + 2
 
 
-async def test_a_block_of_compressed_batches_is_bounded_by_what_they_become(
+async def test_a_block_of_compressed_batches_is_limited_by_their_decompressed_size(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
     """A few bytes may decompress to many: a block must not become as large as all of them."""
@@ -207,7 +207,9 @@ async def test_a_block_of_compressed_batches_is_bounded_by_what_they_become(
     assert [offset for offset, _ in await stored_values(engine, log)] == list(range(11))
 
 
-async def test_lingering_gathers_and_closing_cuts_it_short(scripted: ScriptedEngine) -> None:
+async def test_a_lingering_appender_gathers_one_block_and_closing_ends_the_wait(
+    scripted: ScriptedEngine,
+) -> None:
     appender = make_appender(scripted, limits=replace(LIMITS, linger_ms=100_000))
     log = make_log()
     futures = [append(appender, log, plain(b"x")) for _ in range(5)]
@@ -217,7 +219,7 @@ async def test_lingering_gathers_and_closing_cuts_it_short(scripted: ScriptedEng
     assert len(scripted.inserts) == 1
 
 
-async def test_one_waiting_reader_is_woken_once_per_block_of_its_partition(
+async def test_a_waiting_reader_is_woken_once_per_block_of_its_partition(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log, other = make_log(), make_log()
@@ -423,7 +425,7 @@ async def test_after_a_refused_block_of_a_new_epoch_the_earlier_epoch_continues(
     assert await outcomes([append(appender, log, late)]) == [InvalidProducerEpoch]
 
 
-async def test_a_later_batch_of_a_new_producer_does_not_overtake_its_refused_first(
+async def test_a_second_batch_does_not_overtake_the_refused_first_batch_of_a_new_producer(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     """The client has sent the second batch before it hears that the first was refused."""
@@ -459,7 +461,7 @@ async def test_sequences_of_a_producer_without_an_id_are_ignored(
     assert await outcomes([append(appender, log, batch) for batch in batches]) == [0, 1, 2]
 
 
-async def test_a_duplicate_in_the_same_block_is_answered_with_the_first_ones_offset(
+async def test_a_duplicate_in_the_same_block_is_answered_with_the_offset_of_the_first(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -507,7 +509,7 @@ async def test_a_block_reported_as_refused_but_stored_is_acknowledged(
     assert [row.value for row in tail_rows(log)] == [b"a", b"b", b"c"]
 
 
-async def test_a_refused_block_is_looked_up_until_the_engine_answers(
+async def test_the_appender_asks_whether_a_refused_block_is_stored_until_the_engine_answers(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -555,7 +557,7 @@ async def test_a_block_of_unknown_outcome_is_repeated_with_its_token_and_stored_
         (["torn", "torn"], 3),
     ],
 )
-async def test_a_block_whose_token_is_used_without_its_rows_gets_another(
+async def test_a_block_whose_token_is_taken_but_whose_rows_are_missing_gets_another_token(
     engine: EmbeddedEngine,
     scripted: ScriptedEngine,
     appender: Appender,
@@ -571,7 +573,7 @@ async def test_a_block_whose_token_is_used_without_its_rows_gets_another(
     assert max(appender.resolved) == tokens + 1
 
 
-async def test_a_partition_takes_nothing_else_while_an_outcome_is_unknown(
+async def test_a_partition_inserts_no_other_block_while_an_outcome_is_unknown(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -586,7 +588,7 @@ async def test_a_partition_takes_nothing_else_while_an_outcome_is_unknown(
     assert await outcomes([first, second]) == [0, 1]
 
 
-async def test_a_defect_closes_the_partitions_it_touched_and_no_others(
+async def test_an_unexpected_error_closes_only_the_partitions_of_its_block(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:
     topic = make_topic(partitions=9)
@@ -601,7 +603,7 @@ async def test_a_defect_closes_the_partitions_it_touched_and_no_others(
 # --- Closing ---
 
 
-async def test_closing_stores_what_is_queued_and_refuses_what_comes_later(
+async def test_closing_stores_queued_appends_and_refuses_later_ones(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
     appender = make_appender(scripted)
@@ -621,7 +623,7 @@ async def test_closing_stores_what_is_queued_and_refuses_what_comes_later(
     assert await stored_values(engine, log) == [(n, str(n)) for n in range(30)]
 
 
-async def test_closing_with_an_unknown_outcome_waits_until_it_is_known(
+async def test_closing_waits_until_an_unknown_outcome_is_known(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
     appender = make_appender(scripted)
@@ -676,7 +678,7 @@ async def test_after_a_restart_a_gap_in_sequences_is_refused(appender: Appender)
     assert await outcomes([append(appender, log, numbered(3, 1, PRODUCER))]) == [3]
 
 
-async def test_after_a_restart_interleaved_producers_are_told_apart(
+async def test_after_a_restart_retries_of_interleaved_producers_get_their_offsets(
     engine: EmbeddedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -701,7 +703,7 @@ async def test_after_a_restart_interleaved_producers_are_told_apart(
     assert len(await stored_values(engine, log)) == offset + 3
 
 
-async def test_after_a_restart_an_old_epoch_is_fenced_and_the_newest_goes_on(
+async def test_after_a_restart_an_old_epoch_is_fenced_and_the_newest_continues(
     appender: Appender,
 ) -> None:
     log = make_log()
@@ -715,7 +717,7 @@ async def test_after_a_restart_an_old_epoch_is_fenced_and_the_newest_goes_on(
     assert await outcomes([append(appender, log, retry)]) == [9]
 
 
-async def test_after_a_restart_a_batch_that_wraps_is_known(
+async def test_after_a_restart_a_retry_whose_sequence_wraps_is_answered_with_its_offset(
     engine: EmbeddedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -731,7 +733,7 @@ async def test_after_a_restart_a_batch_that_wraps_is_known(
     assert len(await stored_values(engine, log)) == 12
 
 
-async def test_a_producer_whose_sequence_wrapped_is_known_by_its_last_batch(
+async def test_a_retry_after_all_sequences_were_used_is_answered_with_the_latest_offset(
     engine: EmbeddedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -748,13 +750,15 @@ async def test_a_producer_whose_sequence_wrapped_is_known_by_its_last_batch(
     assert await outcomes([append(appender, log, numbered(2, 1, PRODUCER))]) == [around + 2]
 
 
-async def test_an_unknown_producer_after_a_restart_may_begin_anywhere(appender: Appender) -> None:
+async def test_after_a_restart_an_unknown_producer_may_begin_with_any_sequence(
+    appender: Appender,
+) -> None:
     log = recovered(make_log())
     assert await outcomes([append(appender, log, numbered(50, 1, PRODUCER))]) == [0]
     assert await outcomes([append(appender, log, numbered(51, 1, PRODUCER))]) == [1]
 
 
-async def test_producers_of_other_partitions_and_topics_are_told_apart(
+async def test_sequences_of_a_producer_are_counted_per_partition_and_topic_id(
     appender: Appender,
 ) -> None:
     log = make_log(make_topic("same", 2), 0)
@@ -765,7 +769,7 @@ async def test_producers_of_other_partitions_and_topics_are_told_apart(
         assert await outcomes([append(appender, other, numbered(0, 9, PRODUCER))]) == [100]
 
 
-async def test_a_producer_that_cannot_be_read_back_fails_alone_and_can_retry(
+async def test_a_producer_whose_state_cannot_be_read_fails_alone_and_can_retry(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
@@ -778,7 +782,7 @@ async def test_a_producer_that_cannot_be_read_back_fails_alone_and_can_retry(
     assert len(await stored_values(engine, log)) == 7
 
 
-async def test_a_producer_with_a_new_id_is_not_searched_in_the_table(
+async def test_the_table_is_not_searched_for_a_producer_with_a_new_id(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log(first_fresh=PRODUCER)
@@ -786,7 +790,7 @@ async def test_a_producer_with_a_new_id_is_not_searched_in_the_table(
     assert await outcomes([append(appender, log, numbered(0, 3, PRODUCER))]) == [0]
 
 
-async def test_producers_that_were_silent_for_the_expiration_are_forgotten(
+async def test_a_producer_that_sends_no_batch_for_the_expiration_time_is_forgotten(
     scripted: ScriptedEngine,
 ) -> None:
     limits = replace(LIMITS, producer_id_expiration_ms=0)

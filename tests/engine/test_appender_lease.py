@@ -172,7 +172,7 @@ def nothing_is_published(log: PartitionLog) -> bool:
 # --- The lease is over ---
 
 
-async def test_without_a_lease_nothing_is_sent(
+async def test_a_broker_without_a_lease_sends_no_block(
     scripted: ScriptedEngine, appender: Appender, session: Session
 ) -> None:
     log = make_log()
@@ -234,7 +234,7 @@ async def test_a_duplicate_is_not_acknowledged_after_the_lease(
     assert await outcomes([append(appender, log, batch)]) == [NotLeaderOrFollower]
 
 
-async def test_the_lease_is_asked_before_sending_and_before_publishing(
+async def test_the_lease_is_checked_before_a_block_is_sent_and_before_it_is_published(
     scripted: ScriptedEngine,
 ) -> None:
     for answers, outcome in (
@@ -289,7 +289,7 @@ async def test_abandoning_a_lane_ends_its_wait_for_the_next_attempt(
     assert len(scripted.inserts) == 1
 
 
-async def test_an_owner_that_wakes_with_an_insert_in_flight_changes_nothing_after_the_fence(
+async def test_an_insert_of_a_broker_that_slept_through_the_fence_stores_no_row(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender, session: Session
 ) -> None:
     log = make_log()
@@ -307,7 +307,7 @@ async def test_an_owner_that_wakes_with_an_insert_in_flight_changes_nothing_afte
     assert await stored_values(engine, log) == [(n, str(n)) for n in range(4)]
 
 
-async def test_a_defect_ends_the_lane_because_its_number_may_be_taken(
+async def test_an_unexpected_error_ends_the_lane_because_its_block_number_may_be_used(
     scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log, other = logs_of_one_lane(2)
@@ -381,7 +381,7 @@ async def test_burning_a_number_finds_a_block_reported_as_refused_but_stored(
         (["torn", None, "torn"], 3),  # in between is the attempt to burn
     ],
 )
-async def test_a_block_whose_number_is_used_without_its_rows_gets_the_next(
+async def test_a_block_whose_number_is_taken_but_whose_rows_are_missing_gets_the_next_number(
     engine: EmbeddedEngine,
     scripted: ScriptedEngine,
     appender: Appender,
@@ -411,7 +411,7 @@ async def test_burning_a_number_is_repeated_until_its_outcome_is_known(
     assert sum(appender.resolved) == 2
 
 
-async def test_a_lease_that_ends_while_a_number_is_burnt_leaves_it_open(
+async def test_a_lease_that_ends_during_a_burn_leaves_the_number_unresolved(
     scripted: ScriptedEngine, appender: Appender, session: Session
 ) -> None:
     log = make_log()
@@ -484,7 +484,7 @@ async def test_append_times_stay_within_the_days_of_the_session(
     assert await outcomes([append(appender, log, plain(b"x"))]) == [0]
 
 
-async def test_a_block_of_another_day_than_the_sessions_is_not_sent_again(
+async def test_a_block_of_a_day_outside_the_session_is_not_sent_again(
     scripted: ScriptedEngine, appender: Appender, session: Session
 ) -> None:
     log = make_log()
@@ -507,7 +507,7 @@ async def append_times(engine: EmbeddedEngine, log: PartitionLog) -> list[int]:
     return [time_ms for (time_ms,) in rows]
 
 
-async def test_the_floor_of_append_times_is_the_block_in_flight_or_the_clock(
+async def test_the_floor_of_append_times_is_the_time_of_the_block_in_flight_or_the_clock(
     engine: EmbeddedEngine,
     scripted: ScriptedEngine,
     appender: Appender,
@@ -625,7 +625,7 @@ async def test_appends_to_a_shard_that_is_away_fail_at_once_and_work_when_it_is_
     assert not impatient.has_ended
 
 
-async def test_a_block_found_not_to_be_stored_restores_its_producers(
+async def test_a_block_that_was_not_stored_after_all_restores_the_sequences_of_its_producers(
     engine: EmbeddedEngine, scripted: ScriptedEngine, impatient: Appender
 ) -> None:
     log = make_log()
@@ -652,7 +652,7 @@ async def test_the_same_block_is_repeated_for_as_long_as_the_shard_is_away(
     assert (len(scripted.inserts), log.high_watermark) == (4, 1)
 
 
-async def test_lanes_do_not_wait_for_another_lane_without_an_answer(
+async def test_a_lane_that_waits_for_an_answer_does_not_hold_up_other_lanes(
     scripted: ScriptedEngine, impatient: Appender
 ) -> None:
     topic = make_topic(partitions=2)
@@ -667,7 +667,7 @@ async def test_lanes_do_not_wait_for_another_lane_without_an_answer(
     assert await repeated(impatient, stuck, batch) == [0]
 
 
-async def test_a_producer_that_cannot_be_read_back_from_a_shard_that_is_away_is_answered(
+async def test_an_append_times_out_when_its_producer_cannot_be_read_from_a_shard_that_is_away(
     engine: EmbeddedEngine, scripted: ScriptedEngine, impatient: Appender
 ) -> None:
     log = make_log()

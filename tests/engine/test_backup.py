@@ -72,7 +72,9 @@ async def test_an_error_inside_a_standstill_ends_it(data_dir: Path) -> None:
         assert await stored(opened) == [1, 1]
 
 
-async def test_closing_the_journal_stores_the_rows_that_wait(data_dir: Path) -> None:
+async def test_closing_the_journal_during_a_standstill_stores_the_waiting_rows(
+    data_dir: Path,
+) -> None:
     async with journal(data_dir) as opened:
         holding = opened.standstill.hold()
         await holding.__aenter__()

@@ -157,7 +157,7 @@ async def test_a_block_without_rows_does_not_go_into_the_journal(
     assert not await intake.append("messages", COLUMNS, empty, "2-1-1")
 
 
-async def test_a_table_with_a_constraint_gets_each_block_itself(
+async def test_blocks_of_a_table_with_a_constraint_bypass_the_journal(
     journal: JournaledEngine, intake: BlockIntake
 ) -> None:
     async with intake.tables_may_change():
@@ -185,7 +185,7 @@ async def test_while_tables_change_the_journal_is_empty_and_inserts_are_direct(
     assert await append(intake, 1)
 
 
-async def test_a_check_that_began_before_tables_changed_does_not_count(
+async def test_the_check_of_a_block_is_void_if_tables_change_after_it_began(
     journal: JournaledEngine, intake: BlockIntake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checking, go_on = asyncio.Event(), asyncio.Event()
@@ -208,7 +208,7 @@ async def test_a_check_that_began_before_tables_changed_does_not_count(
     assert not await append(intake, 0)
 
 
-async def test_a_check_that_begins_while_tables_change_does_not_count(
+async def test_the_check_of_a_block_is_void_if_it_began_while_tables_changed(
     journal: JournaledEngine, intake: BlockIntake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, go_on = threading.Event(), threading.Event()
@@ -254,7 +254,7 @@ async def test_log_rows_without_the_columns_of_recovery_are_inserted_directly(
     assert not await intake.append("messages", some.column_list, block(some, [values]), "1-1-0")
 
 
-async def test_the_columns_of_a_table_may_change(
+async def test_after_a_change_of_columns_blocks_are_checked_against_the_new_columns(
     journal: JournaledEngine, intake: BlockIntake
 ) -> None:
     assert await append(intake, 0)
@@ -270,7 +270,7 @@ async def test_the_columns_of_a_table_may_change(
 # --- tokens of blocks that go both ways
 
 
-async def test_a_token_of_the_journal_is_stored_already(
+async def test_a_block_whose_token_is_in_the_journal_is_not_inserted_directly(
     journal: JournaledEngine, intake: BlockIntake
 ) -> None:
     assert await append(intake, 0, "1-1-1")
@@ -295,7 +295,9 @@ async def test_a_token_inserted_directly_is_never_journaled(data_dir: Path) -> N
             assert journal.is_empty
 
 
-async def test_a_token_that_is_being_announced_is_direct(data_dir: Path) -> None:
+async def test_a_token_whose_direct_insert_is_being_announced_does_not_go_into_the_journal(
+    data_dir: Path,
+) -> None:
     """With fsync the announcement takes a while."""
     async with journal_engine.journal(data_dir, fsync=True) as journal:
         intake = BlockIntake(journal)
@@ -307,7 +309,9 @@ async def test_a_token_that_is_being_announced_is_direct(data_dir: Path) -> None
         assert await direct
 
 
-async def test_a_token_that_is_being_appended_is_stored(data_dir: Path) -> None:
+async def test_a_token_that_is_being_appended_to_the_journal_is_not_inserted_directly(
+    data_dir: Path,
+) -> None:
     async with journal_engine.journal(data_dir, fsync=True) as journal:
         intake = BlockIntake(journal)
         assert await append(intake, 0)
@@ -318,7 +322,7 @@ async def test_a_token_that_is_being_appended_is_stored(data_dir: Path) -> None:
         assert await appending
 
 
-async def test_an_announcement_that_failed_does_not_count(
+async def test_a_token_whose_announcement_failed_can_go_into_the_journal(
     journal: JournaledEngine, intake: BlockIntake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:

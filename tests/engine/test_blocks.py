@@ -72,7 +72,7 @@ def as_json(value: object) -> object:
     return value
 
 
-async def test_every_type_comes_back_as_it_went_in(engine: EmbeddedEngine) -> None:
+async def test_values_of_every_type_are_read_back_unchanged(engine: EmbeddedEngine) -> None:
     for number, (name, (kind, values, select)) in enumerate(SAMPLES.items()):
         table = Table(f"sample_{number}", (("n", INT32), ("v", kind)))
         await engine.execute(
@@ -84,7 +84,7 @@ async def test_every_type_comes_back_as_it_went_in(engine: EmbeddedEngine) -> No
         assert rows == [[n, as_json(value)] for n, value in enumerate(values)], name
 
 
-async def test_low_cardinality_columns_hold_few_and_many_different_values(
+async def test_string_columns_with_few_or_many_different_values_are_read_back_unchanged(
     engine: EmbeddedEngine,
 ) -> None:
     table = Table("many", (("n", INT32), ("same", STRING), ("other", STRING)))
@@ -97,12 +97,12 @@ async def test_low_cardinality_columns_hold_few_and_many_different_values(
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_column_may_have_no_values(name: str) -> None:
+def test_a_column_without_values_is_encoded_as_no_bytes(name: str) -> None:
     assert SAMPLES[name][0].encode([]) == b""
 
 
 @given(st.lists(st.tuples(st.text(), st.binary()), max_size=5), st.integers(1, 4))
-def test_reported_sizes_are_the_lengths_of_the_bytes(
+def test_the_length_before_each_string_of_a_column_is_that_of_its_bytes(
     pairs: list[tuple[str, bytes]], repeats: int
 ) -> None:
     """Every length is read back by hand: a wrong one would shift all that follows."""
@@ -142,12 +142,14 @@ def test_reported_sizes_are_the_lengths_of_the_bytes(
         (BOOL, None),
     ],
 )
-def test_a_value_that_does_not_fit_is_refused(kind: Type, value: object) -> None:
+def test_a_value_that_its_column_cannot_hold_is_refused(kind: Type, value: object) -> None:
     with pytest.raises((struct.error, TypeError, AttributeError, UnicodeEncodeError)):
         block(Table("t", (("v", kind),)), [(value,)])
 
 
 @pytest.mark.parametrize("rows", [[], [(1,)], [(1, 2, 3)], [(1, 2), (1,)]])
-def test_a_row_has_a_value_for_every_column(rows: list[tuple[int, ...]]) -> None:
+def test_rows_that_do_not_have_one_value_per_column_are_refused(
+    rows: list[tuple[int, ...]],
+) -> None:
     with pytest.raises(ValueError, match=r"values|zip"):
         block(Table("t", (("a", INT32), ("b", INT32))), rows)

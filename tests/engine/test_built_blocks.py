@@ -115,7 +115,7 @@ async def test_a_block_is_built_and_appended_in_the_thread_of_the_journal(
     assert [name.partition("_")[0] for name in threads] == ["journal"]
 
 
-async def test_a_token_is_stored_once(data_dir: Path) -> None:
+async def test_a_block_with_a_repeated_token_is_stored_once(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         waiting = asyncio.create_task(insert(opened, lambda: log_block(0)))
         await asyncio.sleep(0)  # it has begun now
@@ -165,7 +165,7 @@ async def test_after_a_block_that_cannot_be_built_others_are_appended(data_dir: 
         assert await seen(opened) == [0]
 
 
-async def test_the_journal_builds_no_block_while_others_wait_for_room(data_dir: Path) -> None:
+async def test_the_journal_builds_no_block_for_which_it_has_no_room(data_dir: Path) -> None:
     async with journal(data_dir, DrainLimits(1 << 30, 1 << 30, NEVER_MS), 1 << 20) as opened:
         assert await insert(opened, lambda: log_block(0), "first")
         assert not await insert(opened, unexpected, size=1 << 20)
@@ -209,7 +209,7 @@ async def test_a_block_that_could_not_be_written_can_be_sent_again(
 # --- the lanes
 
 
-async def test_only_plain_blocks_are_built_by_the_journal(
+async def test_the_journal_builds_plain_blocks_and_the_lane_compressed_and_transactional_ones(
     data_dir: Path, builders: list[str]
 ) -> None:
     log = make_log()
@@ -237,7 +237,7 @@ async def test_only_plain_blocks_are_built_by_the_journal(
         assert [offset for offset, _ in await stored_values(opened, log)] == list(range(5))
 
 
-async def test_offsets_follow_each_other_whoever_builds_a_block(
+async def test_offsets_are_dense_whichever_thread_builds_a_block(
     data_dir: Path, builders: list[str]
 ) -> None:
     topic = make_topic(partitions=2)
@@ -282,7 +282,7 @@ async def test_a_repeated_batch_is_stored_once(data_dir: Path, builders: list[st
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-async def test_a_block_that_cannot_be_written_is_stored_once_or_refused(
+async def test_a_block_that_cannot_be_written_is_tried_again_and_then_refused(
     data_dir: Path, failing_writes: FailingWrites, failures: int
 ) -> None:
     """The second try is that of every block. Offsets of a refused one are those of the next."""

@@ -144,32 +144,36 @@ async def read_blocks(server: ClickHouseServer, sql: str) -> list[bytes]:
         ("Map(String, String)", {"k'": "v\n", "": "{:}"}, ...),
     ],
 )
-async def test_parameters_arrive_as_they_were_given(
+async def test_the_server_receives_parameters_unchanged(
     connect: Connect, kind: str, value: Parameter, found: object
 ) -> None:
     rows = await connect().rows(f"SELECT {{value:{kind}}}", {"value": value})
     assert rows == [[value if found is ... else found]]
 
 
-async def test_numbers_come_as_numbers(connect: Connect) -> None:
+async def test_numbers_in_rows_are_numbers_and_not_text(connect: Connect) -> None:
     sql = "SELECT toInt64(9007199254740993), toUInt64(18446744073709551615), 0.5, NULL"
     assert await connect().rows(sql) == [[9007199254740993, 18446744073709551615, 0.5, None]]
 
 
-async def test_a_query_of_rows_changes_nothing(connect: Connect, table: str) -> None:
+async def test_an_insert_sent_as_a_query_for_rows_is_refused(connect: Connect, table: str) -> None:
     with pytest.raises(EngineError) as refused:
         await connect().rows(f"INSERT INTO {table} SELECT 'a', 1")
     assert refused.value.code == 164
     assert await count(connect(), table) == 0
 
 
-async def test_a_refused_statement_tells_its_code(connect: Connect) -> None:
+async def test_the_error_of_a_refused_statement_has_the_code_of_the_server(
+    connect: Connect,
+) -> None:
     with pytest.raises(EngineError, match=r"^http://127\.0\.0\.1:\d+: Code: 60\. ") as refused:
         await connect().execute("TRUNCATE TABLE no_such_table")
     assert refused.value.code == 60
 
 
-async def test_a_wrong_password_is_one_clear_error(connect: Connect, table: str) -> None:
+async def test_every_request_with_a_wrong_password_reports_failed_authentication(
+    connect: Connect, table: str
+) -> None:
     server = connect(password="wrong")
     with pytest.raises(EngineError, match=r"people: Authentication failed") as refused:
         await server.rows("SELECT 1")
@@ -180,7 +184,7 @@ async def test_a_wrong_password_is_one_clear_error(connect: Connect, table: str)
         await insert(server, table, some_rows(1), "a-1")
 
 
-async def test_a_server_that_cannot_be_reached_is_an_error_before_anything_is_sent(
+async def test_requests_to_a_server_that_cannot_be_reached_fail_as_not_sent(
     connect: Connect, proxy: TcpProxy, table: str
 ) -> None:
     await proxy.refuse()
@@ -199,14 +203,14 @@ async def test_a_server_that_cannot_be_reached_is_an_error_before_anything_is_se
 # --- inserts
 
 
-async def test_a_token_is_stored_once(connect: Connect, table: str) -> None:
+async def test_a_block_with_a_repeated_token_is_stored_once(connect: Connect, table: str) -> None:
     server = connect()
     for token in ("a-1", "a-1", "a-2", "a-1"):
         await insert(server, table, some_rows(10), token)
     assert await count(server, table) == 20
 
 
-async def test_a_repeated_block_is_in_a_view_once_if_its_table_has_a_window(
+async def test_a_repeated_block_enters_a_view_once_if_its_table_has_a_deduplication_window(
     connect: Connect, table: str
 ) -> None:
     server = connect()
@@ -227,7 +231,7 @@ async def test_a_repeated_block_is_in_a_view_once_if_its_table_has_a_window(
     assert await count(server, "without") == 9, "as docs/sql.md says"
 
 
-async def test_a_block_is_one_part_and_is_sent_compressed(
+async def test_a_block_is_sent_compressed_and_becomes_one_part(
     connect: Connect, proxy: TcpProxy, table: str
 ) -> None:
     server = connect(proxy.url)
@@ -246,7 +250,7 @@ async def test_a_block_is_one_part_and_is_sent_compressed(
         ("name, n", some_rows(1, first=1_000_000), 469),
     ],
 )
-async def test_a_block_that_the_table_does_not_take_is_rejected(
+async def test_a_block_with_wrong_columns_or_against_a_constraint_is_rejected(
     connect: Connect, table: str, columns: str, data: bytes, code: int
 ) -> None:
     server = connect()
@@ -256,7 +260,7 @@ async def test_a_block_that_the_table_does_not_take_is_rejected(
     assert await count(server, table) == 0
 
 
-async def test_an_insert_whose_answer_is_lost_is_unknown_and_stored_once_when_repeated(
+async def test_an_insert_whose_answer_is_lost_has_an_unknown_outcome_and_is_stored_once_if_repeated(
     connect: Connect, proxy: TcpProxy, table: str
 ) -> None:
     server, direct = connect(proxy.url), connect()
@@ -294,7 +298,7 @@ async def test_the_client_never_repeats_an_insert_by_itself(
     assert await count(direct, "all_come") == 7
 
 
-async def test_an_insert_that_is_cut_on_its_way_is_unknown_and_not_stored(
+async def test_an_insert_that_is_cut_off_has_an_unknown_outcome_and_stores_no_row(
     connect: Connect, proxy: TcpProxy, table: str
 ) -> None:
     server, direct = connect(proxy.url), connect()
@@ -308,7 +312,7 @@ async def test_an_insert_that_is_cut_on_its_way_is_unknown_and_not_stored(
     assert await count(direct, table) == 200_000
 
 
-async def test_an_insert_without_an_answer_is_unknown_after_the_time_out(
+async def test_an_insert_without_an_answer_has_an_unknown_outcome_after_the_timeout(
     connect: Connect, proxy: TcpProxy, table: str
 ) -> None:
     server, patient = connect(proxy.url), connect(proxy.url)
@@ -402,7 +406,7 @@ async def test_an_insert_with_a_wrong_answer_has_an_unknown_outcome(
                 await insert(server, "t", some_rows(1), "a-1")
 
 
-async def test_an_answer_that_comes_twice_is_not_taken_for_the_next(
+async def test_an_answer_that_comes_twice_is_not_taken_for_the_answer_to_the_next_insert(
     connect: Connect, proxy: TcpProxy, table: str
 ) -> None:
     server, direct = connect(proxy.url), connect()
@@ -420,7 +424,7 @@ async def test_an_answer_that_comes_twice_is_not_taken_for_the_next(
 # --- ranges
 
 
-async def test_a_range_comes_in_whole_blocks(connect: Connect) -> None:
+async def test_a_range_is_read_in_whole_blocks(connect: Connect) -> None:
     sql = (
         "SELECT number AS n, toString(number) AS s, repeat('x', n % 300) AS long,"
         " if(n % 3 = 0, NULL, s) AS maybe, [(s, maybe), ('h', NULL)] AS headers,"
@@ -444,7 +448,9 @@ async def test_a_range_comes_in_whole_blocks(connect: Connect) -> None:
         slowly.finish()
 
 
-async def test_a_block_with_a_hole_is_not_taken_for_stored(connect: Connect, table: str) -> None:
+async def test_an_insert_of_a_truncated_block_is_not_reported_as_stored(
+    connect: Connect, table: str
+) -> None:
     server = connect()
     with pytest.raises((InsertRejected, InsertOutcomeUnknown)):
         await insert(server, table, some_rows(10)[:-20], "a-1")
@@ -456,7 +462,9 @@ async def test_an_empty_range_has_no_block(connect: Connect) -> None:
     assert [part async for part in blocks] == []
 
 
-async def test_a_range_that_fails_midway_says_why_after_whole_blocks(connect: Connect) -> None:
+async def test_a_range_that_fails_midway_yields_whole_blocks_and_then_the_error(
+    connect: Connect,
+) -> None:
     sql = (
         "SELECT number, repeat('x', 100) FROM numbers(10000000) WHERE NOT throwIf(number > 500000)"
     )
@@ -465,7 +473,9 @@ async def test_a_range_that_fails_midway_says_why_after_whole_blocks(connect: Co
     assert failed.value.code == 395
 
 
-async def test_a_range_that_is_cut_is_an_error(connect: Connect, proxy: TcpProxy) -> None:
+async def test_reading_a_range_fails_when_the_connection_is_cut(
+    connect: Connect, proxy: TcpProxy
+) -> None:
     server = connect(proxy.url)
     await server.rows("SELECT 1")
     proxy.cut(to_client=2_000_000)
@@ -477,7 +487,7 @@ async def test_a_range_that_is_cut_is_an_error(connect: Connect, proxy: TcpProxy
     assert sum(map(len, blocks)) > 20_000_000
 
 
-async def test_a_range_without_an_answer_fails_after_the_time_out(
+async def test_reading_a_range_fails_after_the_timeout_when_no_answer_comes(
     connect: Connect, proxy: TcpProxy
 ) -> None:
     server = connect(proxy.url)
@@ -523,7 +533,7 @@ async def test_closing_a_range_ends_the_query(connect: Connect) -> None:
 # --- connections
 
 
-async def test_requests_use_the_same_connections_again(
+async def test_requests_reuse_connections(
     connect: Connect, proxy: TcpProxy, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (clickhouse, insert_client):  # no rest on a busy machine is too long
@@ -548,7 +558,7 @@ async def test_requests_succeed_though_the_server_closes_idle_connections(
         await proxy.close_idle()
 
 
-async def test_a_read_that_meets_a_connection_being_closed_is_repeated(
+async def test_a_read_whose_connection_is_closed_meanwhile_is_repeated(
     connect: Connect, proxy: TcpProxy
 ) -> None:
     server = connect(proxy.url)
@@ -579,7 +589,7 @@ def certificate(directory: Path, name: str) -> tuple[Path, ssl.SSLContext]:
     return cert, context
 
 
-async def test_a_server_is_known_by_its_certificate(
+async def test_a_server_is_accepted_only_with_a_certificate_of_the_configured_authority(
     connect: Connect, process: EngineProcess, table: str, tmp_path: Path
 ) -> None:
     right, context = certificate(tmp_path, "right")

@@ -159,7 +159,9 @@ def tables(shard: EngineProcess) -> set[str]:
 
 
 @pytest.mark.test_all
-async def test_every_shard_gets_all_tables_and_the_registry(cluster: Cluster) -> None:
+async def test_a_migration_creates_all_tables_and_the_registry_on_every_shard(
+    cluster: Cluster,
+) -> None:
     assert await migrated(cluster.config) == Migrated(tuple(NAMES), ())
     for shard in cluster.shards:
         registries = {"registry", "topic_registry", "feed_registry"}
@@ -167,7 +169,7 @@ async def test_every_shard_gets_all_tables_and_the_registry(cluster: Cluster) ->
 
 
 @pytest.mark.parametrize("brokers", [2, pytest.param(4, marks=pytest.mark.test_all)])
-async def test_many_brokers_migrate_at_once_and_every_statement_runs_once(
+async def test_when_many_brokers_migrate_at_once_every_statement_runs_once(
     cluster: Cluster, brokers: int
 ) -> None:
     done = await asyncio.gather(*(migrated(cluster.config) for _ in range(brokers)))
@@ -176,7 +178,7 @@ async def test_many_brokers_migrate_at_once_and_every_statement_runs_once(
         assert {"messages", "consumer_lag", "registry", "topic_registry"} <= tables(shard)
 
 
-async def test_a_server_that_was_away_gets_what_it_lacks_at_the_next_migration(
+async def test_a_server_that_was_away_gets_its_missing_tables_at_the_next_migration(
     cluster: Cluster,
 ) -> None:
     there = cluster.config
@@ -188,7 +190,7 @@ async def test_a_server_that_was_away_gets_what_it_lacks_at_the_next_migration(
     assert "messages" in tables(cluster.shards[1])
 
 
-async def test_without_a_server_that_answers_migration_fails(cluster: Cluster) -> None:
+async def test_a_migration_fails_if_no_server_answers(cluster: Cluster) -> None:
     shards = tuple(
         shard.model_copy(update={"replicas": (f"http://127.0.0.1:{port}",)})
         for port, shard in enumerate(cluster.config.shards, 1)
@@ -232,7 +234,7 @@ def test_check_names_servers_without_tables(cluster: Cluster) -> None:
     ]
 
 
-def test_the_command_migrate_prints_what_it_did(cluster: Cluster) -> None:
+def test_the_migrate_command_prints_each_migration_that_it_applied(cluster: Cluster) -> None:
     done = cluster.run("migrate")
     assert done.exit_code == 0
     assert done.output.splitlines() == [f"applied {name}" for name in NAMES]
@@ -283,7 +285,7 @@ async def test_the_lock_of_a_broker_that_died_is_taken_over(
         assert _Version.from_row(await registry.get(SCHEMA_KEY)).holder == ""
 
 
-def test_check_finds_nothing_wrong_with_a_healthy_cluster(standing: Cluster) -> None:
+def test_check_finds_no_problem_in_a_healthy_cluster(standing: Cluster) -> None:
     done = standing.run("check")
     assert (done.exit_code, done.output) == (0, "no problems found: 2 shards, 3 servers\n")
 
@@ -297,7 +299,7 @@ def test_check_names_a_server_that_does_not_answer(standing: Cluster) -> None:
     assert done.output == "http://127.0.0.1:1: it does not answer (Connection refused)\n"
 
 
-def test_check_names_what_the_file_and_the_tables_disagree_about(standing: Cluster) -> None:
+def test_check_reports_where_the_configuration_and_the_tables_differ(standing: Cluster) -> None:
     text = standing.path.read_text().replace("replicated = false", "replicated = true")
     standing.path.write_text(text)
     lines = standing.run("check").output.splitlines()
@@ -312,7 +314,7 @@ def test_check_names_what_the_file_and_the_tables_disagree_about(standing: Clust
     assert any(line.startswith(f"{other}: it has the same macros as {first}") for line in lines)
 
 
-def test_check_names_a_window_that_is_too_small(standing: Cluster) -> None:
+def test_check_names_a_table_whose_deduplication_window_is_too_small(standing: Cluster) -> None:
     change = "ALTER TABLE brokerhouse_shard.messages MODIFY SETTING"
     standing.shards[1].sql(f"{change} non_replicated_deduplication_window = 500")
     done = standing.run("check")
@@ -376,7 +378,7 @@ async def until_slots_move(cluster: Cluster) -> None:
         await until_async(moving)
 
 
-def test_slots_of_a_shard_that_the_file_does_not_name_are_reported(standing: Cluster) -> None:
+def test_check_reports_slots_of_a_shard_that_is_not_in_the_configuration(standing: Cluster) -> None:
     asyncio.run(set_slots(standing, SlotMap.first([("gone", range(16))], 16)))
     assert standing.run("check").output.splitlines() == [
         "the cluster has 16 slots, but the configuration has slots = 8: "
@@ -385,7 +387,7 @@ def test_slots_of_a_shard_that_the_file_does_not_name_are_reported(standing: Clu
     ]
 
 
-def test_slots_are_shown_in_ranges(standing: Cluster) -> None:
+def test_the_slots_show_command_prints_ranges_of_slots_with_their_owners(standing: Cluster) -> None:
     asyncio.run(set_session(standing, BrokerSession(7, 3, "kafka-3", 9092, None, 4000)))
     asyncio.run(
         set_slots(standing, standing.config.first_map().claim(range(2), 7).claim(range(2, 3), 8))
@@ -418,7 +420,9 @@ def test_slots_without_an_owner_move_at_once(standing: Cluster) -> None:
     assert ["1-2", "-", "0", "one,", "two"] in shown
 
 
-def test_a_move_waits_until_the_owner_has_followed(standing: Cluster) -> None:
+def test_the_slots_move_command_waits_until_the_owner_writes_to_the_new_shard(
+    standing: Cluster,
+) -> None:
     asyncio.run(set_slots(standing, standing.config.first_map().claim(range(8), 7)))
     done: list[Result] = []
     command = threading.Thread(
@@ -436,7 +440,9 @@ def test_a_move_waits_until_the_owner_has_followed(standing: Cluster) -> None:
     assert done[0].output.splitlines()[-1] == "new records of 2 slots go to two"
 
 
-def test_a_command_waits_for_servers_that_are_slow(standing: Cluster) -> None:
+def test_a_command_waits_for_slow_servers_as_long_as_the_configuration_allows(
+    standing: Cluster,
+) -> None:
     """As long as the file says, which is longer than a broker waits."""
     asyncio.run(set_slots(standing, standing.config.first_map()))
     slow = threading.Timer(2 * STATEMENT_LIMIT_MS / 1000, lambda: resume(standing))
@@ -463,7 +469,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("options", "sentence"), REFUSED.values(), ids=REFUSED)
-def test_an_impossible_move_is_refused(
+def test_a_move_of_unknown_slots_or_to_an_unknown_shard_is_refused(
     standing: Cluster, options: tuple[str, ...], sentence: str
 ) -> None:
     asyncio.run(set_slots(standing, standing.config.first_map()))
@@ -472,21 +478,23 @@ def test_an_impossible_move_is_refused(
     assert sentence in done.output
 
 
-def test_before_the_first_broker_there_are_no_slots_to_show(standing: Cluster) -> None:
+def test_the_slots_show_command_fails_before_a_broker_has_created_the_slot_map(
+    standing: Cluster,
+) -> None:
     asyncio.run(forget_slots(standing))
     done = standing.run("slots", "show")
     assert done.exit_code == 1
     assert "the cluster has no slot map yet: the first broker that starts creates it" in done.output
 
 
-def test_a_file_without_a_cluster_is_refused(cluster: Cluster) -> None:
+def test_a_configuration_without_a_cluster_is_refused(cluster: Cluster) -> None:
     cluster.path.write_text("node_id = 3\n")
     done = cluster.run("check")
     assert done.exit_code == 2
     assert "has no table [cluster]: see docs/cluster.md" in done.output
 
 
-def test_replicated_tables_are_made_with_a_real_keeper(tmp_path: Path) -> None:
+def test_replicated_tables_can_be_created_with_a_real_keeper(tmp_path: Path) -> None:
     """In a process that is killed: an engine that takes no part in replication cannot drop them.
 
     For the same reason statements that change a replicated table are only parsed.

@@ -329,7 +329,7 @@ TIMES = {
 
 
 @pytest.mark.usefixtures("rows")
-async def test_every_view_gives_the_same_rows_as_in_one_database(
+async def test_every_view_of_a_cluster_gives_the_same_rows_as_in_one_database(
     cluster: EmbeddedEngine,
 ) -> None:
     shown = {name for name, whole in WHOLE_CLUSTER.items() if whole is not Whole.NOTHING}
@@ -351,7 +351,7 @@ async def test_every_view_gives_the_same_rows_as_in_one_database(
 
 
 @pytest.mark.usefixtures("rows")
-async def test_lag_in_seconds_is_exact_where_a_shard_has_counted_little(
+async def test_lag_in_seconds_is_right_although_one_shard_has_counted_few_minutes(
     cluster: EmbeddedEngine,
 ) -> None:
     """What the other shard has counted beyond it is read from the log."""
@@ -377,7 +377,9 @@ async def test_the_tables_show_the_rows_of_both_shards(cluster: EmbeddedEngine) 
 
 
 @pytest.mark.usefixtures("rows")
-async def test_people_join_the_views_with_each_other(cluster: EmbeddedEngine) -> None:
+async def test_the_views_of_a_cluster_can_be_joined_with_each_other(
+    cluster: EmbeddedEngine,
+) -> None:
     rows = await cluster.rows(
         "SELECT group_id, state, sum(lag) FROM brokerhouse.consumer_lag AS lag"
         " INNER JOIN brokerhouse.consumer_groups AS one USING (group_id)"
@@ -405,14 +407,14 @@ async def test_clickhouse_runs_each_view_over_distributed_tables(engine: Embedde
 
 
 @pytest.mark.usefixtures("rows")
-async def test_every_statement_can_be_applied_again(cluster: EmbeddedEngine) -> None:
+async def test_the_views_of_a_cluster_can_be_created_again(cluster: EmbeddedEngine) -> None:
     for one in people_migrations(LAYOUT):
         await cluster.execute(as_union(one.statement))
     for name, query in SAME.items():
         assert await told(cluster, DATABASE, query), name
 
 
-async def test_tables_of_one_shard_are_not_in_the_whole_cluster(
+async def test_tables_of_a_single_shard_are_not_shown_for_the_whole_cluster(
     cluster: EmbeddedEngine,
 ) -> None:
     for name, whole in WHOLE_CLUSTER.items():

@@ -136,7 +136,7 @@ async def test_any_text_can_be_a_group_id(
     assert {g: numbers(again, g)["t", 0] for g in again.groups()} == expected
 
 
-async def test_every_commit_is_a_row_that_says_who_made_it(
+async def test_every_commit_stores_a_row_with_its_member_client_and_generation(
     scripted: ScriptedEngine, offsets: CommittedOffsets
 ) -> None:
     for offset in (1, 2, 2):
@@ -147,7 +147,7 @@ async def test_every_commit_is_a_row_that_says_who_made_it(
     ) == [[n, "member", "client", "10.0.0.1", 3, NODE_ID, False] for n in (1, 2, 2)]
 
 
-async def test_the_last_one_counts_when_a_commit_names_a_partition_twice(
+async def test_the_last_offset_counts_when_a_commit_names_a_partition_twice(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     await offsets.commit("g", MEMBER, [commit(9), commit(4), commit(5, 1)])
@@ -155,7 +155,7 @@ async def test_the_last_one_counts_when_a_commit_names_a_partition_twice(
     assert everything(await reloaded(scripted, lane, clock)) == everything(offsets)
 
 
-async def test_a_commit_time_beyond_the_range_is_stored_as_the_last_time(
+async def test_an_expiry_time_beyond_the_range_is_stored_as_the_latest_time(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     await offsets.commit("g", MEMBER, [commit(1)._replace(expire_time_ms=2**70)])
@@ -177,7 +177,7 @@ async def test_a_commit_is_not_visible_before_it_is_stored(
     assert numbers(offsets) == {("t", 0): 1}
 
 
-async def test_commits_of_a_partition_are_ordered_as_the_calls(
+async def test_commits_of_a_partition_take_effect_in_the_order_of_the_calls(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     rnd = random.Random(1)
@@ -231,7 +231,7 @@ async def test_a_commit_that_is_refused_changes_nothing(
 
 
 @pytest.mark.parametrize("fault", ["unknown", "unknown though stored"])
-async def test_a_commit_of_unknown_outcome_is_one_row_in_the_end(
+async def test_a_commit_of_unknown_outcome_is_stored_once(
     scripted: ScriptedEngine, offsets: CommittedOffsets, fault: str
 ) -> None:
     scripted.faults.append(fault)
@@ -257,7 +257,7 @@ async def test_a_commit_whose_caller_left_is_visible_once_it_is_stored(
 # --- Deletions ---
 
 
-async def test_offsets_that_are_deleted_are_gone_after_a_restart_too(
+async def test_deleted_offsets_stay_deleted_after_a_restart(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     await offsets.commit("g", MEMBER, [commit(1), commit(2, 1), commit(3, 2)])
@@ -295,7 +295,7 @@ async def test_deleting_unknown_offsets_stores_no_row(
     assert await history(scripted) == []
 
 
-async def test_a_deletion_takes_commits_that_are_on_their_way_and_spares_later_ones(
+async def test_a_deletion_removes_commits_in_flight_and_keeps_later_ones(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     deletions: list[Callable[[], Coroutine[None, None, None]]] = [
@@ -319,7 +319,7 @@ async def test_a_deletion_takes_commits_that_are_on_their_way_and_spares_later_o
         assert numbers(await reloaded(scripted, lane, clock)) == {("t", 0): 4}
 
 
-async def test_offsets_of_a_deleted_topic_go_in_every_group(
+async def test_offsets_of_a_deleted_topic_are_deleted_in_every_group(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     for group_id in ("a", "b", "c"):
@@ -333,7 +333,7 @@ async def test_offsets_of_a_deleted_topic_go_in_every_group(
 
 
 @pytest.mark.parametrize("live", [{"other": OTHER_ID}, {"t": UUID(int=9), "other": OTHER_ID}])
-async def test_a_start_drops_offsets_of_topics_that_are_gone_or_were_made_again(
+async def test_a_start_deletes_offsets_of_topics_that_were_deleted_or_created_again(
     scripted: ScriptedEngine,
     lane: RowLane,
     clock: Clock,
@@ -361,7 +361,7 @@ def ends(
     return sorted(offsets.expired("g", now_ms, emptied_ms, subscribed, RETENTION_MS))
 
 
-async def test_offsets_of_an_empty_group_end_with_the_retention_after_the_last_member_left(
+async def test_offsets_of_an_empty_group_expire_the_retention_time_after_the_last_member_left(
     clock: Clock, offsets: CommittedOffsets
 ) -> None:
     """Whenever they were committed: `ClassicGroup.offsetExpirationCondition` of Kafka."""
@@ -374,7 +374,7 @@ async def test_offsets_of_an_empty_group_end_with_the_retention_after_the_last_m
         assert ends(offsets, emptied_ms + RETENTION_MS, emptied_ms) == [("t", 0), ("t", 1)]
 
 
-async def test_offsets_of_a_group_that_never_had_members_end_with_the_retention_after_each_commit(
+async def test_offsets_of_a_group_that_never_had_members_expire_by_the_time_of_their_commit(
     clock: Clock, offsets: CommittedOffsets
 ) -> None:
     start = clock.now_ms
@@ -386,7 +386,7 @@ async def test_offsets_of_a_group_that_never_had_members_end_with_the_retention_
     assert ends(offsets, start + DAY_MS + RETENTION_MS, None) == [("t", 0), ("t", 1)]
 
 
-async def test_offsets_of_a_topic_that_is_read_never_end(
+async def test_offsets_of_a_topic_that_the_group_reads_do_not_expire(
     clock: Clock, offsets: CommittedOffsets
 ) -> None:
     bounded = commit(1, 1)._replace(expire_time_ms=clock.now_ms + 1)
@@ -397,7 +397,7 @@ async def test_offsets_of_a_topic_that_is_read_never_end(
     assert ends(offsets, now, None, ["t", "other"]) == []
 
 
-async def test_an_expiry_time_from_the_client_is_kept(
+async def test_offsets_with_an_expiry_time_from_the_client_expire_at_that_time(
     clock: Clock, offsets: CommittedOffsets
 ) -> None:
     soon = commit(1)._replace(expire_time_ms=clock.now_ms + 5)
@@ -410,7 +410,7 @@ async def test_an_expiry_time_from_the_client_is_kept(
     assert ends(offsets, clock.now_ms + 30 * DAY_MS, None) == [("t", 0), ("t", 1)]
 
 
-async def test_a_group_without_offsets_has_no_expired_ones(offsets: CommittedOffsets) -> None:
+async def test_a_group_without_offsets_has_no_expired_offsets(offsets: CommittedOffsets) -> None:
     assert ends(offsets, 2**60, 0) == []
 
 
@@ -501,7 +501,7 @@ async def test_writing_offsets_again_never_hides_a_commit(
     assert numbers(await reloaded(scripted, lane, clock)) == {("t", 0): 2}
 
 
-async def test_offsets_that_may_be_half_expired_are_not_current(
+async def test_offsets_whose_deletion_row_may_have_expired_are_not_current(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     """The row of a deletion may go before the row that it deleted."""
@@ -539,7 +539,7 @@ async def test_current_offsets_are_read_from_the_projection(
 # --- Other brokers ---
 
 
-async def test_offsets_that_another_broker_took_are_read_in(
+async def test_commits_that_another_broker_stored_are_seen_after_a_refresh(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     other = CommittedOffsets(scripted, lane, OTHER_NODE_ID, clock)
@@ -553,7 +553,7 @@ async def test_offsets_that_another_broker_took_are_read_in(
     assert numbers(offsets) == {("t", 0): 3}
 
 
-async def test_the_higher_version_wins_whoever_wrote_it(
+async def test_the_higher_version_of_an_offset_wins_whichever_broker_wrote_it(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, offsets: CommittedOffsets
 ) -> None:
     other = CommittedOffsets(scripted, lane, OTHER_NODE_ID, clock)
@@ -577,7 +577,7 @@ async def test_a_broker_does_not_read_its_own_rows_again(
     assert everything(twin) == {}
 
 
-async def test_deletions_are_forgotten_after_a_while(
+async def test_deletions_are_forgotten_after_a_minute(
     clock: Clock, offsets: CommittedOffsets
 ) -> None:
     for number in range(5):

@@ -176,7 +176,7 @@ async def test_a_sync_is_answered_only_after_the_assignment_is_stored(
         assert stored == [b"all".hex().upper()]
 
 
-async def test_a_record_that_cannot_be_stored_is_an_error_and_stored_later(
+async def test_a_join_whose_record_cannot_be_stored_fails_and_succeeds_when_repeated(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:
     async with running(scripted, clock) as groups:
@@ -214,7 +214,7 @@ async def test_an_unexpected_error_in_storing_is_reported_and_the_record_stored_
         assert again.leader == again.member_id
 
 
-async def test_members_that_join_while_a_record_is_stored_are_in_the_next_one(
+async def test_members_that_join_while_a_generation_is_stored_are_in_the_next_generation(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:
     async with running(scripted, clock) as groups:
@@ -232,7 +232,7 @@ async def test_members_that_join_while_a_record_is_stored_are_in_the_next_one(
         assert len(scripted.inserts) - before < 10, "the nine are stored together"
 
 
-async def test_a_restart_finds_members_generation_and_offsets(
+async def test_after_a_restart_a_group_has_its_members_generation_and_offsets(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:
     async with running(scripted, clock) as groups:
@@ -275,7 +275,7 @@ async def test_a_member_that_leaves_is_removed_from_the_tables(
         assert await scripted.rows("SELECT member_id FROM group_members") == []
 
 
-async def test_a_member_that_leaves_while_nothing_can_be_stored_gets_an_error(
+async def test_a_leave_that_cannot_be_stored_fails_and_is_stored_later(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:
     async with running(scripted, clock) as groups:
@@ -305,7 +305,9 @@ async def test_a_stop_answers_members_that_joined_while_a_record_was_refused(
         assert len(answers) == 3
 
 
-async def test_stored_records_have_the_time_of_day(scripted: ScriptedEngine) -> None:
+async def test_stored_groups_and_members_have_the_time_of_the_wall_clock(
+    scripted: ScriptedEngine,
+) -> None:
     class Day(Clock):
         """A wall clock that the test sets; the monotonic clock is the real one."""
 
@@ -328,7 +330,7 @@ async def test_stored_records_have_the_time_of_day(scripted: ScriptedEngine) -> 
     await rows.close()
 
 
-async def test_a_stop_answers_waiting_members_and_keeps_the_members(
+async def test_a_stop_answers_waiting_joins_and_keeps_the_members(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:
     async with running(scripted, clock) as groups:
@@ -358,7 +360,7 @@ async def test_a_client_that_disconnects_while_it_waits_is_left_out_of_the_rebal
         assert answer.generation == first.generation + 1
 
 
-async def test_a_group_that_only_gave_out_a_member_id_is_empty_until_the_next_clean_up(
+async def test_a_group_whose_member_never_joined_with_its_id_is_empty_until_the_next_clean_up(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:
     """As in Kafka: `GroupMetadataManager.classicGroupJoin` stores it at once."""
@@ -391,7 +393,7 @@ class TestMemory:
             await groups.leave("one", [LeavingMember(joined.member_id, None)])
             await groups.join("two", large)
 
-    async def test_a_member_that_is_refused_for_lack_of_memory_uses_none(
+    async def test_a_member_refused_for_lack_of_memory_leaves_no_group(
         self, scripted: ScriptedEngine, clock: Clock
     ) -> None:
         async with running(scripted, clock, max_bytes=10_000) as groups:
@@ -442,7 +444,7 @@ class TestOffsets:
             assert record is not None
             assert (record.state, record.protocol_type) == ("Empty", "")
 
-    async def test_offsets_without_a_stored_group_have_one_after_a_restart(
+    async def test_offsets_without_a_stored_group_get_one_at_the_next_commit_after_a_restart(
         self, scripted: ScriptedEngine, clock: Clock
     ) -> None:
         async with running(scripted, clock) as groups:
@@ -471,7 +473,7 @@ class TestOffsets:
         async with running(scripted, clock) as groups:
             assert list(groups.cache.groups()) == []
 
-    async def test_a_group_whose_members_left_keeps_no_offset_longer_than_its_retention(
+    async def test_an_offset_committed_to_an_empty_group_expires_by_the_time_its_members_left(
         self, scripted: ScriptedEngine, clock: Clock
     ) -> None:
         async with running(scripted, clock) as groups:
@@ -485,7 +487,7 @@ class TestOffsets:
             await groups.expiry.expire()
             assert groups.offsets.get("group") == {}, "the commit is younger, its group is not"
 
-    async def test_a_group_that_never_had_members_keeps_an_offset_for_its_retention(
+    async def test_an_offset_of_a_group_that_never_had_members_expires_by_its_last_commit(
         self, scripted: ScriptedEngine, clock: Clock
     ) -> None:
         async with running(scripted, clock) as groups:
@@ -565,7 +567,7 @@ class TestOffsets:
             await groups.pending.end("group", PRODUCER, commit=True, raises_epoch=False)
             assert groups.offsets.get("group") == {}
 
-    async def test_an_offset_that_is_just_committed_again_does_not_expire(
+    async def test_an_offset_does_not_expire_while_a_new_commit_of_it_is_being_stored(
         self, scripted: ScriptedEngine, clock: Clock
     ) -> None:
         async with running(scripted, clock) as groups:

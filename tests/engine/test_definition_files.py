@@ -99,7 +99,7 @@ async def test_a_damaged_definition_is_replaced_by_the_one_before_the_change(
     assert copies(data_dir) == []
 
 
-async def test_a_change_that_was_written_stays(
+async def test_a_start_keeps_a_changed_definition_that_is_complete(
     data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = definition(data_dir, "messages")
@@ -111,7 +111,7 @@ async def test_a_change_that_was_written_stays(
     assert not caplog.records
 
 
-async def test_a_table_that_was_to_be_replaced_keeps_its_rows(data_dir: Path) -> None:
+async def test_a_table_whose_replacement_was_not_written_keeps_its_rows(data_dir: Path) -> None:
     async with opened(data_dir) as engine:
         await engine.execute("CREATE TABLE default.orders (n Int64) ENGINE = MergeTree ORDER BY n")
         await engine.execute("INSERT INTO default.orders VALUES (7)")
@@ -134,7 +134,7 @@ async def test_a_table_that_was_to_be_replaced_keeps_its_rows(data_dir: Path) ->
 
 
 @pytest.mark.parametrize("damage", [empty, cut_in_a_line])
-def test_the_log_without_a_definition_is_refused_with_the_name_of_the_file(
+def test_a_start_without_a_definition_of_the_log_fails_and_names_the_file(
     data_dir: Path, damage: Callable[[Path], None]
 ) -> None:
     path = definition(data_dir, "messages")
@@ -148,7 +148,9 @@ def test_the_log_without_a_definition_is_refused_with_the_name_of_the_file(
     assert path.exists()
 
 
-async def test_a_table_with_rows_is_never_set_aside(data_dir: Path) -> None:
+async def test_a_start_fails_if_the_definition_of_a_table_with_rows_is_damaged(
+    data_dir: Path,
+) -> None:
     async with opened(data_dir) as engine:
         await engine.execute("CREATE TABLE default.`a.b` (n Int64) ENGINE = MergeTree ORDER BY n")
         await engine.execute("INSERT INTO default.`a.b` VALUES (7)")
@@ -181,7 +183,7 @@ async def test_a_table_that_was_being_created_is_set_aside_and_can_be_created_ag
     assert "the disk was full when default.a.b was created, so it does not exist" in caplog.text
 
 
-async def test_a_view_whose_own_table_was_only_being_created_stops_no_start(
+async def test_an_engine_starts_although_the_inner_table_of_a_view_was_not_completely_created(
     data_dir: Path,
 ) -> None:
     async with opened(data_dir) as engine:
@@ -195,13 +197,17 @@ async def test_a_view_whose_own_table_was_only_being_created_stops_no_start(
         await engine.execute("DROP VIEW default.v")
 
 
-async def test_a_database_with_tables_is_never_set_aside(data_dir: Path) -> None:
+async def test_a_start_fails_if_the_definition_of_a_database_with_tables_is_damaged(
+    data_dir: Path,
+) -> None:
     empty(data_dir / "clickhouse" / "metadata" / "brokerhouse.sql")
     with pytest.raises(DataDirectoryError, match="the definition of brokerhouse is damaged"):
         EmbeddedEngine(data_dir, 1, fsync=False)
 
 
-async def test_a_table_that_was_created_without_its_version_can_be_read(data_dir: Path) -> None:
+async def test_an_empty_format_version_file_of_a_table_is_written_again_at_the_start(
+    data_dir: Path,
+) -> None:
     async with opened(data_dir) as engine:
         await engine.execute("CREATE TABLE default.orders (n Int64) ENGINE = MergeTree ORDER BY n")
     table = data_dir / "clickhouse" / "data" / "default" / "orders"
@@ -213,7 +219,7 @@ async def test_a_table_that_was_created_without_its_version_can_be_read(data_dir
 
 
 @pytest.mark.parametrize("size", [0, 40, -1])
-async def test_a_mutation_that_was_not_stored_is_set_aside(
+async def test_an_incomplete_mutation_file_is_set_aside(
     data_dir: Path, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened(data_dir) as engine:
@@ -265,7 +271,7 @@ async def test_definitions_are_copied_only_while_they_change(engine: EmbeddedEng
     assert copies(engine.data_dir) == []
 
 
-async def test_a_change_without_space_is_taken_back_at_once(
+async def test_a_change_of_a_definition_without_disk_space_is_undone_at_once(
     engine: EmbeddedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = definition(engine.data_dir, "messages")
@@ -278,7 +284,7 @@ async def test_a_change_without_space_is_taken_back_at_once(
     assert path.read_bytes() != before
 
 
-async def test_the_copy_of_a_definition_is_the_one_that_another_statement_left(
+async def test_undoing_a_change_keeps_the_change_that_another_statement_made_before_it(
     engine: EmbeddedEngine,
 ) -> None:
     path = definition(engine.data_dir, "messages")
@@ -299,7 +305,7 @@ async def test_the_copy_of_a_definition_is_the_one_that_another_statement_left(
     assert copies(engine.data_dir) == []
 
 
-async def test_a_table_created_without_space_does_not_exist(engine: EmbeddedEngine) -> None:
+async def test_a_table_created_without_disk_space_does_not_exist(engine: EmbeddedEngine) -> None:
     path = definition(engine.data_dir, "orders", "default")
     create = "CREATE TABLE default.orders (n Int64) ENGINE = MergeTree ORDER BY n"
     with pytest.raises(RuntimeError, match="Code: 243"):
@@ -319,7 +325,7 @@ async def test_a_table_created_without_space_does_not_exist(engine: EmbeddedEngi
     assert await engine.rows("EXISTS DATABASE shop") == [[0]]
 
 
-async def test_a_view_whose_own_table_cannot_be_created_does_not_exist(
+async def test_a_view_whose_inner_table_cannot_be_created_does_not_exist(
     engine: EmbeddedEngine,
 ) -> None:
     folder = definition(engine.data_dir, "v", "default").parent
@@ -338,7 +344,7 @@ async def test_a_view_whose_own_table_cannot_be_created_does_not_exist(
     assert list(folder.glob("*.sql")) == []
 
 
-async def test_a_view_that_cannot_be_replaced_is_the_old_one(data_dir: Path) -> None:
+async def test_a_view_that_cannot_be_replaced_keeps_its_old_definition(data_dir: Path) -> None:
     path = definition(data_dir, "v", "default")
     async with opened(data_dir) as engine:
         await engine.execute("CREATE VIEW default.v AS SELECT 1 AS one")
@@ -367,7 +373,7 @@ async def test_a_table_that_a_statement_only_mentions_is_never_dropped(
         "ALTER TABLE messages DELETE WHERE offset = 3 SETTINGS mutations_sync = 0",
     ],
 )
-async def test_a_deletion_that_is_not_stored_is_an_error_and_can_be_repeated(
+async def test_a_deletion_that_cannot_be_stored_fails_and_can_be_repeated(
     engine: EmbeddedEngine, sql: str
 ) -> None:
     await engine.execute("INSERT INTO messages (offset) SELECT number FROM numbers(10)")
@@ -400,14 +406,14 @@ async def test_a_deletion_that_is_not_stored_is_an_error_and_can_be_repeated(
         "CREATE DATABASE x COMMENT 'of nobody'",
     ],
 )
-async def test_every_kind_of_definition_is_known_to_be_whole(data_dir: Path, sql: str) -> None:
+async def test_a_complete_definition_of_any_kind_is_not_set_aside(data_dir: Path, sql: str) -> None:
     async with opened(data_dir) as engine:
         await engine.execute(sql)
     async with opened(data_dir):
         assert set_aside(data_dir) == []
 
 
-async def test_without_a_copy_a_definition_is_not_changed(
+async def test_a_definition_that_cannot_be_copied_is_not_changed(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_space(*_: object) -> None:
@@ -421,7 +427,7 @@ async def test_without_a_copy_a_definition_is_not_changed(
     assert definition(engine.data_dir, "messages").read_bytes() == before
 
 
-async def test_a_file_system_without_links_gets_real_copies(
+async def test_definitions_are_restored_from_real_copies_on_a_file_system_without_hard_links(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_links(*_: object) -> None:
@@ -458,5 +464,5 @@ def test_comments_do_not_make_a_statement_slow_to_read() -> None:
     assert names_changed("/* */ " * 100_000 + "SELECT 1", {}) == set()
 
 
-def test_names_of_files_are_those_of_the_engine() -> None:
+def test_names_of_definition_files_are_escaped_as_the_engine_does() -> None:
     assert file_name("o.r d-é_1") == "o%2Er%20d%2D%C3%A9_1"

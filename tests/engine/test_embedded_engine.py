@@ -93,7 +93,9 @@ asyncio.run(main())
 # --- Opening ---
 
 
-async def test_a_second_process_is_refused_and_told_who_has_the_directory(tmp_path: Path) -> None:
+async def test_a_second_process_is_refused_with_the_id_of_the_process_that_uses_the_directory(
+    tmp_path: Path,
+) -> None:
     owner = EngineOwner(tmp_path / "data", OPEN_AND_HOLD)
     try:
         assert owner.line() == "open"
@@ -110,7 +112,7 @@ async def test_a_second_process_is_refused_and_told_who_has_the_directory(tmp_pa
     await engine.close()
 
 
-async def test_a_second_engine_in_this_process_is_refused_and_the_first_goes_on(
+async def test_a_second_engine_in_this_process_is_refused_and_the_first_continues(
     engine: EmbeddedEngine,
 ) -> None:
     with pytest.raises(DataDirectoryError, match=f"in use by process {os.getpid()}"):
@@ -118,7 +120,7 @@ async def test_a_second_engine_in_this_process_is_refused_and_the_first_goes_on(
     assert await engine.rows("SELECT 1") == [[1]]
 
 
-async def test_a_directory_can_be_opened_again_after_it_was_refused_or_closed(
+async def test_a_data_directory_can_be_opened_again_after_it_was_closed(
     tmp_path: Path,
 ) -> None:
     for _ in range(3):
@@ -140,7 +142,9 @@ def test_a_path_that_cannot_be_a_data_directory_is_refused_in_a_sentence(
     assert "\n" not in str(refused.value)
 
 
-async def test_a_data_directory_may_have_any_other_name(tmp_path: Path) -> None:
+async def test_a_data_directory_may_have_spaces_quotes_and_other_characters_in_its_name(
+    tmp_path: Path,
+) -> None:
     for name in ("with space", "é 😀", "quote's \"", "$data <xml> #", "%20+;="):
         engine = EmbeddedEngine(tmp_path / name, 1, fsync=False)
         await migrate(engine)
@@ -151,7 +155,9 @@ async def test_a_data_directory_may_have_any_other_name(tmp_path: Path) -> None:
 # --- Reading ---
 
 
-async def test_tables_without_files_of_their_own_are_not_missed_at_a_start(tmp_path: Path) -> None:
+async def test_a_start_checks_the_files_of_mergetree_tables_and_of_no_others(
+    tmp_path: Path,
+) -> None:
     engine = EmbeddedEngine(tmp_path / "data", lanes=1, fsync=False)
     await engine.execute("CREATE TABLE kept (a Int64) ENGINE = MergeTree ORDER BY a")
     await engine.execute(
@@ -173,7 +179,7 @@ async def test_tables_without_files_of_their_own_are_not_missed_at_a_start(tmp_p
     refuse_without_tables(tmp_path / "data", "default")
 
 
-async def test_rows_have_numbers_as_numbers_and_the_rest_as_text(engine: EmbeddedEngine) -> None:
+async def test_values_in_rows_have_their_python_types(engine: EmbeddedEngine) -> None:
     assert await engine.rows(
         "SELECT toUInt64(18446744073709551615), toInt64(-9223372036854775808), 1.5, 'text',"
         " toUUID('00000000-0000-0000-0000-000000000007'), NULL, true, ['a'], map('k', 'v')"
@@ -194,7 +200,7 @@ async def test_rows_have_numbers_as_numbers_and_the_rest_as_text(engine: Embedde
         ("SELECT * FROM numbers(1e9) SETTINGS max_execution_time = 0.01, max_block_size = 1", 159),
     ],
 )
-async def test_an_error_carries_clickhouses_code_however_the_sql_is_run(
+async def test_an_error_of_a_query_or_a_statement_has_the_code_of_clickhouse(
     engine: EmbeddedEngine, sql: str, code: int
 ) -> None:
     for run in (engine.rows, engine.execute):
@@ -218,7 +224,7 @@ async def test_a_query_that_fails_midway_leaves_no_rows_in_later_answers(
         assert await engine.rows("SELECT 1") == [[1]]
 
 
-async def test_an_error_of_a_stream_comes_after_what_was_read_before_it(
+async def test_a_stream_that_fails_midway_yields_earlier_rows_and_then_the_error(
     engine: EmbeddedEngine,
 ) -> None:
     sql = "SELECT number, throwIf(number = 250000) FROM numbers(300000)"
@@ -249,7 +255,7 @@ async def test_chunks_of_a_stream_stay_valid_after_stream_and_engine_are_closed(
     assert all(chunk == copied for chunk, copied in kept)
 
 
-async def test_a_stream_gives_everything_in_order_and_in_pieces(engine: EmbeddedEngine) -> None:
+async def test_a_stream_yields_all_rows_in_order_and_in_pieces(engine: EmbeddedEngine) -> None:
     sql = "SELECT number FROM numbers(100000) ORDER BY number"
     seen = b""
     pieces = 0
@@ -262,12 +268,12 @@ async def test_a_stream_gives_everything_in_order_and_in_pieces(engine: Embedded
     assert pieces > 5
 
 
-async def test_a_stream_of_nothing_ends_at_once(engine: EmbeddedEngine) -> None:
+async def test_a_stream_of_a_query_without_rows_yields_no_piece(engine: EmbeddedEngine) -> None:
     stream = engine.read_native("SELECT number FROM numbers(0)", {}, 1 << 20)
     assert [chunk async for chunk in stream] == []
 
 
-async def test_pieces_of_large_values_are_about_as_large_as_asked_for(
+async def test_pieces_of_a_stream_with_large_values_stay_near_the_requested_size(
     engine: EmbeddedEngine,
 ) -> None:
     for n in range(10):
@@ -279,7 +285,7 @@ async def test_pieces_of_large_values_are_about_as_large_as_asked_for(
     assert max(sizes) < 16 << 20
 
 
-async def test_a_stream_that_is_left_ends_its_query_and_frees_its_reader(
+async def test_closing_a_stream_early_ends_its_query_and_frees_its_reader(
     engine: EmbeddedEngine,
 ) -> None:
     for _ in range(10):  # more often than there are readers
@@ -348,7 +354,7 @@ async def test_cancelled_callers_never_mix_up_the_answers_of_others(
     assert await nothing_runs(busy)
 
 
-async def test_a_statement_that_fails_after_its_caller_left_twice_harms_no_other(
+async def test_a_statement_that_fails_after_two_cancellations_does_not_affect_others(
     engine: EmbeddedEngine,
 ) -> None:
     sql = "SELECT throwIf(number = 300), sleepEachRow(0.0001) FROM numbers(1000)"
@@ -387,7 +393,7 @@ async def test_a_block_is_stored_once_per_token(engine: EmbeddedEngine) -> None:
     assert await values(engine) == ["a", "a", "b", "b"]
 
 
-async def test_a_token_counts_in_every_lane(engine: EmbeddedEngine) -> None:
+async def test_a_repeated_token_is_recognised_in_every_lane(engine: EmbeddedEngine) -> None:
     for lane in range(LANES):
         await insert(engine, block(0, b"a"), "token", lane)
     assert await values(engine) == ["a"]
@@ -410,7 +416,7 @@ async def test_more_than_a_hundred_tokens_are_remembered(engine: EmbeddedEngine)
     assert await engine.rows("SELECT count() FROM messages") == [[120]]
 
 
-async def test_a_block_is_one_part_however_large(engine: EmbeddedEngine) -> None:
+async def test_a_large_block_becomes_one_part(engine: EmbeddedEngine) -> None:
     await engine.execute("SYSTEM STOP MERGES messages")
     large = block(0, *[b"x" * 1000] * 20_000)
     await insert(engine, large, "large")
@@ -431,7 +437,7 @@ async def test_a_block_is_one_part_however_large(engine: EmbeddedEngine) -> None
         pytest.param(lambda data: data + b"more", id="garbage behind it"),
     ],
 )
-async def test_a_block_that_is_wrong_is_rejected_whole_and_the_lane_goes_on(
+async def test_a_malformed_block_is_rejected_completely_and_the_lane_continues(
     engine: EmbeddedEngine, spoil: object
 ) -> None:
     assert callable(spoil)
@@ -445,14 +451,16 @@ async def test_a_block_that_is_wrong_is_rejected_whole_and_the_lane_goes_on(
     assert len(await values(engine)) == 100
 
 
-async def test_a_rejected_token_may_come_again(engine: EmbeddedEngine) -> None:
+async def test_the_token_of_a_rejected_block_can_be_used_again(engine: EmbeddedEngine) -> None:
     with pytest.raises(InsertRejected):
         await insert(engine, block(0, b"a")[:-1], "token")
     await insert(engine, block(0, b"a"), "token")
     assert await values(engine) == ["a"]
 
 
-async def test_an_insert_into_no_table_is_rejected_with_its_code(engine: EmbeddedEngine) -> None:
+async def test_an_insert_into_a_missing_table_is_rejected_with_the_code_of_clickhouse(
+    engine: EmbeddedEngine,
+) -> None:
     with pytest.raises(InsertRejected) as rejected:
         await engine.insert_block(0, "nowhere", COLUMN_LIST, block(0, b"a"), "token")
     assert rejected.value.code == 60
@@ -485,7 +493,7 @@ async def test_inserts_leave_no_file_open(engine: EmbeddedEngine) -> None:
     assert open_blocks() == before
 
 
-async def test_a_block_that_finds_no_memory_is_rejected_and_may_come_again(
+async def test_a_block_without_enough_memory_is_rejected_and_can_be_repeated(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(fd: int, offset: int, size: int) -> None:
@@ -514,7 +522,9 @@ async def test_an_insert_is_rejected_while_the_table_has_too_many_parts(
     assert await values(engine) == ["a", "b"]
 
 
-async def test_a_view_of_a_user_that_fails_does_not_fail_the_log(engine: EmbeddedEngine) -> None:
+async def test_a_failing_view_of_a_user_does_not_fail_inserts_into_the_log(
+    engine: EmbeddedEngine,
+) -> None:
     await engine.execute("CREATE TABLE copy (n UInt8) ENGINE = Memory")
     await engine.execute(
         "CREATE MATERIALIZED VIEW broken TO copy AS SELECT throwIf(1) AS n FROM messages"
@@ -543,7 +553,7 @@ async def test_a_repeated_insert_does_not_fill_a_view_again(
     assert await engine.rows("SELECT count() FROM copy") == [[1]]
 
 
-async def test_an_insert_whose_caller_leaves_is_stored_once_and_the_lane_goes_on(
+async def test_a_cancelled_insert_is_stored_once_and_the_lane_continues(
     engine: EmbeddedEngine,
 ) -> None:
     for n in range(20):
@@ -556,7 +566,7 @@ async def test_an_insert_whose_caller_leaves_is_stored_once_and_the_lane_goes_on
     assert await values(engine) == [str(n) for n in range(20)]
 
 
-async def test_lanes_insert_beside_each_other(engine: EmbeddedEngine) -> None:
+async def test_lanes_insert_at_the_same_time(engine: EmbeddedEngine) -> None:
     async def lane(number: int) -> None:
         for n in range(20):
             await insert(engine, block(number * 100 + n, b"x"), f"{number}/{n}", number)
@@ -571,7 +581,7 @@ async def test_lanes_insert_beside_each_other(engine: EmbeddedEngine) -> None:
 
 
 @pytest.mark.parametrize("acknowledged", [pytest.param(1, marks=pytest.mark.test_all), 30])
-async def test_stored_blocks_are_there_after_kill_9(tmp_path: Path, acknowledged: int) -> None:
+async def test_acknowledged_blocks_survive_kill_9(tmp_path: Path, acknowledged: int) -> None:
     owner = EngineOwner(tmp_path / "data", OPEN_AND_INSERT)
     for _ in range(acknowledged):
         last = int(owner.line())

@@ -155,7 +155,7 @@ async def insert(server: ClickHouseServer, offset: int) -> None:
     ],
     ids=str,
 )
-async def test_a_broker_is_told_why_the_journal_takes_no_block(
+async def test_a_broker_gets_the_reason_for_which_the_journal_refuses_a_block(
     journal: JournaledEngine,
     server: ClickHouseServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -225,7 +225,7 @@ async def _answer(client: aiohttp.ClientSession, url: str, sql: str, **settings:
         return await answer.text()
 
 
-async def test_a_statement_has_its_own_settings_and_no_others(
+async def test_settings_of_a_statement_do_not_apply_to_the_next_one(
     url: str, client: aiohttp.ClientSession
 ) -> None:
     ask = partial(_answer, client, url, "SELECT getSetting('max_block_size')")
@@ -250,7 +250,7 @@ async def test_reads_have_a_lower_priority_than_inserts(
         await _answer(client, url, "DROP TABLE made")
 
 
-async def test_a_statement_that_fails_midway_leaves_nothing_to_the_next(
+async def test_a_statement_that_fails_midway_leaves_no_rows_in_the_next_answer(
     url: str, client: aiohttp.ClientSession
 ) -> None:
     fails = "SELECT throwIf(number = 300000) FROM numbers(400000) SETTINGS max_block_size = 100"
@@ -272,7 +272,9 @@ async def test_a_statement_that_fails_midway_leaves_nothing_to_the_next(
         ("SELECT count() FROM messages", False),
     ],
 )
-def test_only_pings_and_statements_on_the_registry_count_as_small(sql: str, small: bool) -> None:
+def test_pings_and_statements_on_the_registry_count_as_small_and_no_others(
+    sql: str, small: bool
+) -> None:
     context = StatementContext(Role.WRITER, SHARD_DATABASE, {}, {}, read_only=False)
     assert is_small(context, sql.encode()) is small
     assert not is_small(replace(context, read_only=True), sql.encode())

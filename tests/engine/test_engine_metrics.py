@@ -35,7 +35,7 @@ async def until_collected(
     return found
 
 
-async def test_a_busy_engine_leaves_a_scrape_with_the_last_numbers_and_their_age(
+async def test_a_scrape_of_a_busy_engine_returns_the_last_numbers_and_their_age(
     own_engine: EmbeddedEngine, data_dir: Path
 ) -> None:
     metrics = EngineMetrics(own_engine, data_dir)

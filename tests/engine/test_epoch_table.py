@@ -96,7 +96,7 @@ async def test_the_next_leader_knows_where_each_epoch_began(
         ("1", "nothing is left"),
     ],
 )
-async def test_epochs_are_known_whatever_became_of_their_rows(
+async def test_the_next_leader_knows_all_epochs_although_their_records_were_removed(
     broker: OneBroker, scripted: ScriptedEngine, removed: str, left: str
 ) -> None:
     topic, log = await written_in(broker, {3: 10, 4: 5, 7: 2})
@@ -107,7 +107,7 @@ async def test_epochs_are_known_whatever_became_of_their_rows(
     assert known(opened(broker, topic)) == [(3, 0), (4, 10), (7, 15), (8, 17)], left
 
 
-async def test_a_log_start_that_was_stored_is_where_the_first_known_epoch_begins(
+async def test_the_first_known_epoch_begins_at_the_stored_log_start(
     broker: OneBroker, scripted: ScriptedEngine
 ) -> None:
     topic, log = await written_in(broker, {3: 10, 4: 5, 7: 2})
@@ -146,7 +146,7 @@ async def test_a_leader_that_cannot_store_its_epoch_does_not_serve(
     assert known(opened(broker, topic)) == [(1, 0), (2, 3)]
 
 
-async def test_a_leader_waits_a_while_for_its_epoch_to_be_stored_and_tries_again(
+async def test_a_leader_whose_shard_does_not_store_its_epoch_in_time_fails_and_can_try_again(
     broker: OneBroker, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The catalog of topics is locked meanwhile: other shards must not wait for this one."""
@@ -164,7 +164,7 @@ async def test_a_leader_waits_a_while_for_its_epoch_to_be_stored_and_tries_again
     assert await stored(scripted, topic) == {0: [(1, 0), (2, 3)]}
 
 
-async def test_new_partitions_are_led_when_their_epoch_is_stored(
+async def test_epochs_of_new_partitions_are_stored_in_one_block_before_they_are_led(
     broker: OneBroker, scripted: ScriptedEngine
 ) -> None:
     await broker.serve(5)
@@ -197,7 +197,7 @@ async def test_new_partitions_whose_epoch_cannot_be_stored_are_opened_later(
 # --- logs from before the table existed ---
 
 
-async def test_epochs_of_records_from_before_the_table_are_stored_once(
+async def test_epochs_of_records_written_before_the_table_existed_are_stored_once(
     broker: OneBroker, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, _ = await written_in(broker, {3: 10, 4: 5, 7: 2}, partitions=2)
@@ -214,7 +214,7 @@ async def test_epochs_of_records_from_before_the_table_are_stored_once(
     assert known(opened(broker, topic)) == [(3, 0), (4, 10), (7, 15), (9, 17)]
 
 
-async def test_a_log_that_is_too_large_to_be_read_has_the_current_epoch_alone(
+async def test_a_log_that_is_too_large_to_be_read_has_only_the_current_epoch(
     broker: OneBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic, _ = await written_in(broker, {3: 10, 4: 5})
@@ -240,7 +240,7 @@ class TableOf:
         return self._rows if "leader_epochs" in sql else [[0]]
 
 
-async def test_the_shard_to_which_a_slot_was_moved_gets_the_epochs_of_the_others() -> None:
+async def test_the_shard_to_which_a_slot_was_moved_gets_the_epochs_of_the_other_shards() -> None:
     topic = make_topic()
     log = PartitionLog(topic, 0, 4, 30, 0, leader_epoch=9)
     shards = [[(1, 0), (2, 10)], [(5, 20)], [(2, 10), (7, 25)]]

@@ -44,7 +44,9 @@ REPORTED = [
 ]  # fmt: skip
 
 
-async def test_values_of_public_reports_are_right_or_dead(fed: FeedTables) -> None:
+async def test_values_from_public_bug_reports_are_stored_right_or_become_dead_letters(
+    fed: FeedTables,
+) -> None:
     """One column for each; before, they became another day, another number or `inf`."""
     columns = ", ".join(f"v{number} {kind}" for number, (kind, _, _) in enumerate(REPORTED))
     await fed.make(f"_offset Int64, {columns}")
@@ -62,7 +64,9 @@ async def test_values_of_public_reports_are_right_or_dead(fed: FeedTables) -> No
         assert error.endswith(f" does not fit {REPORTED[number][0]}")
 
 
-async def test_a_field_with_a_dot_and_a_path_with_one_are_told_apart(fed: FeedTables) -> None:
+async def test_a_field_with_a_dot_in_its_name_and_a_nested_field_are_told_apart(
+    fed: FeedTables,
+) -> None:
     await fed.make("`service.name` Nullable(String), nested String, deep String, both String")
     feed = replace(
         FEED,
@@ -112,7 +116,7 @@ async def test_a_nested_column_that_was_flattened_is_filled_from_objects(fed: Fe
     ]
 
 
-async def test_columns_that_are_computed_get_what_they_are_computed_from(fed: FeedTables) -> None:
+async def test_computed_columns_are_computed_from_the_fields_of_the_record(fed: FeedTables) -> None:
     await fed.make(
         "raw String EPHEMERAL, n UInt32 DEFAULT length(raw), twice UInt32 MATERIALIZED n * 2,"
         " thrice UInt32 ALIAS n * 3"
@@ -143,7 +147,7 @@ async def test_a_column_without_a_field_gets_its_default(fed: FeedTables) -> Non
     ]
 
 
-async def test_columns_may_have_short_names(fed: FeedTables) -> None:
+async def test_columns_named_like_internal_aliases_are_filled(fed: FeedTables) -> None:
     await fed.make(
         "r1 UInt8 DEFAULT r0 + 1, r0 UInt8, c0 UInt8, p0 Array(UInt8) DEFAULT [t0], t0 UInt8"
     )
@@ -199,7 +203,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("value", "why"), BROKEN, ids=range(len(BROKEN)))
-async def test_the_reason_of_a_dead_letter_is_what_was_found(
+async def test_a_dead_letter_names_the_fault_of_its_record(
     fed: FeedTables, value: bytes, why: str
 ) -> None:
     await fed.make("id UInt32")
@@ -207,7 +211,9 @@ async def test_the_reason_of_a_dead_letter_is_what_was_found(
     assert await fed.errors() == [[0, why]]
 
 
-async def test_null_in_an_array_is_no_zero(fed: FeedTables) -> None:
+async def test_null_in_an_array_map_or_tuple_of_numbers_makes_a_dead_letter(
+    fed: FeedTables,
+) -> None:
     await fed.make("n Array(Int64), m Map(String, UInt8), t Tuple(a UInt8, b Nullable(UInt8))")
     offsets = await fed.produce(
         '{"n": [null]}', '{"n": [1.5]}', '{"m": {"a": null}}', '{"t": {"a": null}}',
@@ -235,7 +241,7 @@ ZONED = [
 ]
 
 
-async def test_text_without_a_zone_has_that_of_the_column(fed: FeedTables) -> None:
+async def test_a_time_without_a_zone_is_in_the_time_zone_of_the_column(fed: FeedTables) -> None:
     await fed.make(
         "at Nullable(DateTime64(3, 'Europe/Berlin')), every Array(DateTime64(3, 'Europe/Berlin')),"
         " s Nullable(DateTime('Europe/Berlin')), _offset Int64"
@@ -265,7 +271,7 @@ FORMS = [
 ]  # fmt: skip
 
 
-async def test_a_moment_may_be_written_in_these_forms(fed: FeedTables) -> None:
+async def test_dates_and_times_in_common_formats_are_understood(fed: FeedTables) -> None:
     await fed.make("at DateTime('UTC'), _offset Int64")
     offsets = await fed.produce(*(f'{{"at": "{text}"}}' for text, _ in FORMS))
 
@@ -275,7 +281,9 @@ async def test_a_moment_may_be_written_in_these_forms(fed: FeedTables) -> None:
     assert seconds == [midnight + after for _, after in FORMS]
 
 
-async def test_a_variant_has_the_alternative_that_a_value_was_sent_as(fed: FeedTables) -> None:
+async def test_a_variant_column_stores_a_value_as_the_type_in_which_it_was_sent(
+    fed: FeedTables,
+) -> None:
     await fed.make(
         "v Variant(String, UInt8, Bool, Array(UInt8), Map(String, UInt8)), _offset Int64,"
         " w Variant(UInt8, Date)"
@@ -314,7 +322,7 @@ async def test_text_that_looks_like_a_date_stays_text_in_json_and_dynamic(fed: F
     ]
 
 
-async def test_a_column_that_no_record_can_fill_is_named(fed: FeedTables) -> None:
+async def test_a_feed_names_a_column_that_no_record_can_fill(fed: FeedTables) -> None:
     await fed.make("id UInt8, state AggregateFunction(sum, UInt64)")
     with pytest.raises(
         EngineError, match=r"shop\.orders: column state: no record can fill a column of type Agg"
@@ -339,7 +347,9 @@ async def test_many_columns_are_filled_by_one_statement(fed: FeedTables) -> None
     ]
 
 
-async def test_csv_keeps_blanks_and_tells_nothing_from_empty_text(fed: FeedTables) -> None:
+async def test_csv_keeps_blanks_and_distinguishes_a_missing_value_from_empty_text(
+    fed: FeedTables,
+) -> None:
     await fed.make("id UInt8, a Nullable(String), b String, c Array(UInt8), d Nullable(UInt8)")
     feed = replace(FEED, format=Format.CSV)
     offsets = await fed.produce(

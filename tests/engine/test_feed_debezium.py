@@ -67,7 +67,7 @@ async def test_the_table_has_the_rows_of_postgresql_after_updates_and_deletes(
     assert await latest(fed, "id, name, toString(paid), toString(born)") == THE_END
 
 
-async def test_blocks_of_any_length_have_the_same_result(fed: FeedTables) -> None:
+async def test_one_block_per_record_gives_the_same_rows_as_one_block(fed: FeedTables) -> None:
     await fed.make(VERSIONS, order_by="id", engine=LATEST)
     offsets = await produce(fed, "default", PLAIN)
     for first in range(offsets.first, offsets.end):
@@ -77,7 +77,7 @@ async def test_blocks_of_any_length_have_the_same_result(fed: FeedTables) -> Non
 
 
 @pytest.mark.parametrize("table", [PLAIN, FULL])
-async def test_a_history_has_each_change_and_of_a_deletion_the_key(
+async def test_a_history_table_has_a_row_per_change_and_the_key_of_each_deleted_row(
     fed: FeedTables, table: str
 ) -> None:
     await fed.make(
@@ -103,7 +103,7 @@ async def test_a_history_has_each_change_and_of_a_deletion_the_key(
 
 
 @pytest.mark.parametrize("connector", ["noschema", "rewrite", "rewrite_fields"])
-async def test_records_without_schemas_have_the_meaning_of_the_column(
+async def test_values_of_records_without_schemas_are_read_by_the_type_of_the_column(
     fed: FeedTables, connector: str
 ) -> None:
     columns = "id Int64, name String, born Date32, _offset Int64, _deleted UInt8"
@@ -123,7 +123,9 @@ async def test_a_base64_decimal_without_a_schema_is_a_dead_letter(fed: FeedTable
     assert await fed.errors() == [[0, "paid: AQ== does not fit Nullable(Decimal(18, 2))"]]
 
 
-async def test_null_where_the_column_has_a_default_is_told_by_one_setting(fed: FeedTables) -> None:
+async def test_null_in_a_column_with_a_default_is_kept_with_the_connector_setting_for_nulls(
+    fed: FeedTables,
+) -> None:
     columns = "id Int64, colour Nullable(String), _offset Int64"
     for connector, expected in (("noschema", "red"), ("nulls", None)):
         await fed.make(columns)
@@ -135,7 +137,9 @@ async def test_null_where_the_column_has_a_default_is_told_by_one_setting(fed: F
         assert found == expected
 
 
-async def test_records_that_are_no_row_are_dead_letters_and_say_why(fed: FeedTables) -> None:
+async def test_records_that_cannot_become_rows_are_dead_letters_with_the_reason(
+    fed: FeedTables,
+) -> None:
     await fed.make("id Int64, name String, a_text String, _deleted UInt8")
     truncated = next(one for one in samples("truncates", PLAIN) if one.key is None)
     deleted = samples("default", PLAIN)[3]
@@ -162,7 +166,9 @@ async def test_records_that_are_no_row_are_dead_letters_and_say_why(fed: FeedTab
         assert expected in error
 
 
-async def test_a_large_value_that_was_not_sent_matters_only_for_its_column(fed: FeedTables) -> None:
+async def test_a_large_value_that_was_not_sent_affects_only_tables_with_its_column(
+    fed: FeedTables,
+) -> None:
     await fed.make("id Int64, name String")
     offsets = await produce(fed, "default", TOASTED)
 
@@ -221,7 +227,9 @@ KINDS_OF_COLUMNS: Sequence[tuple[str, str, str]] = [
 """A column of PostgreSQL, a type for it, and its value."""
 
 
-async def test_a_value_of_each_type(fed: FeedTables) -> None:
+async def test_a_value_of_each_postgresql_type_is_stored_in_matching_columns(
+    fed: FeedTables,
+) -> None:
     columns = [f"c{place} {kind}" for place, (_, kind, _) in enumerate(KINDS_OF_COLUMNS)]
     await fed.make(", ".join(columns))
     paths = {f"c{place}": name for place, (name, _, _) in enumerate(KINDS_OF_COLUMNS)}
@@ -235,7 +243,7 @@ async def test_a_value_of_each_type(fed: FeedTables) -> None:
     assert [(one, *case) for one, case in pairs if one != case[-1]] == []
 
 
-async def test_columns_by_the_schema_hold_what_postgresql_sent(fed: FeedTables) -> None:
+async def test_columns_made_from_the_schema_hold_the_values_of_postgresql(fed: FeedTables) -> None:
     first = samples("default", KINDS)[0]
     columns = columns_of_change(first.value or b"")
     await fed.make(", ".join(f"{one.name} {one.type}" for one in columns))
@@ -247,7 +255,9 @@ async def test_columns_by_the_schema_hold_what_postgresql_sent(fed: FeedTables) 
     assert await fed.rows(conditions) == [[0] * len(null)]
 
 
-async def test_unwrapped_rows_are_also_json_with_a_field_for_deletions(fed: FeedTables) -> None:
+async def test_unwrapped_rows_can_be_read_as_json_with_a_field_for_deletions(
+    fed: FeedTables,
+) -> None:
     columns = "id Int64, name String, _offset Int64, _deleted Bool"
     await fed.make(columns, order_by="id", engine=LATEST)
     offsets = await produce(fed, "rewrite", PLAIN)
@@ -257,7 +267,7 @@ async def test_unwrapped_rows_are_also_json_with_a_field_for_deletions(fed: Feed
     assert await latest(fed, "id, name") == [[0, "zero"], [2, "again"], [3, "the last"]]
 
 
-async def test_bytes_arrive_as_they_are(fed: FeedTables) -> None:
+async def test_bytea_values_are_stored_unchanged(fed: FeedTables) -> None:
     await fed.make("id Int64, a_bytea String")
     first = samples("default", KINDS)[0]
     offsets = await fed.produce_with_keys((first.key, first.value))
@@ -299,7 +309,9 @@ async def test_a_value_that_no_column_can_hold_is_a_dead_letter_with_field_and_v
         assert all(error.startswith(f"{name}: ") and "does not fit" in error for _, error in errors)
 
 
-async def test_text_of_what_no_column_holds_is_that_of_postgresql(fed: FeedTables) -> None:
+async def test_string_columns_hold_infinite_and_bc_dates_as_postgresql_writes_them(
+    fed: FeedTables,
+) -> None:
     await fed.make("id Int64, a_date String, a_day String, a_timestamp String, a_time String")
     await fed.write(await produce(fed, "default", KINDS), feed=DEBEZIUM)
 
@@ -313,7 +325,7 @@ SETTINGS = ("strings", "doubles", "numbers")
 
 
 @pytest.mark.parametrize("connector", SETTINGS)
-async def test_other_settings_of_the_connector_have_the_same_rows(
+async def test_rows_are_the_same_with_other_settings_of_the_connector(
     fed: FeedTables, connector: str
 ) -> None:
     assert connector in CONNECTORS
@@ -333,7 +345,7 @@ async def test_other_settings_of_the_connector_have_the_same_rows(
     ]
 
 
-async def test_units_are_for_numbers_without_a_schema(fed: FeedTables) -> None:
+async def test_units_apply_to_numbers_without_a_schema(fed: FeedTables) -> None:
     await fed.make("id Int64, a_timestamp0 DateTime64(0, 'UTC'), a_timestamp DateTime64(6, 'UTC')")
     units = {"a_timestamp0": "ms", "a_timestamp": "us"}
     feed = replace(DEBEZIUM, options=FeedOptions(units=units))

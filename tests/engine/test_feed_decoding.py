@@ -68,7 +68,7 @@ TYPES: Sequence[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "value", "expected"), TYPES)
-async def test_a_value_of_each_type(
+async def test_a_messagepack_value_of_each_type_is_stored(
     fed: FeedTables, kind: str, value: object, expected: str
 ) -> None:
     await fed.make(f"v {kind}")
@@ -78,7 +78,7 @@ async def test_a_value_of_each_type(
     assert await fed.rows("ifNull(toString(v), '')") == [[expected]]
 
 
-async def test_bytes_that_are_no_text_arrive_as_they_are(fed: FeedTables) -> None:
+async def test_bytes_that_are_not_utf_8_are_stored_unchanged(fed: FeedTables) -> None:
     await fed.make("v String")
     offsets = await fed.produce(msgpack.packb({"v": bytes(range(256))}))
 
@@ -86,7 +86,7 @@ async def test_bytes_that_are_no_text_arrive_as_they_are(fed: FeedTables) -> Non
     assert await fed.rows("hex(v)") == [[bytes(range(256)).hex().upper()]]
 
 
-async def test_bad_messagepack_is_a_dead_letter_and_says_why(fed: FeedTables) -> None:
+async def test_bad_messagepack_makes_a_dead_letter_with_the_reason(fed: FeedTables) -> None:
     await fed.make("id UInt8, name String")
     bad = [
         b"\xc1",
@@ -155,7 +155,9 @@ def avro(schema_id: int, schema: Any, record: Any) -> bytes:
     return b"\0" + schema_id.to_bytes(4, "big") + stream.getvalue()
 
 
-async def test_without_a_registry_each_record_is_a_dead_letter(fed: FeedTables) -> None:
+async def test_avro_records_are_dead_letters_if_the_broker_has_no_schema_registry(
+    fed: FeedTables,
+) -> None:
     await fed.make("id UInt64")
     offsets = await fed.produce(avro(1, ORDER, RECORD))
 
@@ -164,7 +166,7 @@ async def test_without_a_registry_each_record_is_a_dead_letter(fed: FeedTables) 
     assert error == "the broker has no schema registry: set schema_registry"
 
 
-async def test_while_the_registry_is_away_no_record_is_a_dead_letter(
+async def test_records_do_not_become_dead_letters_while_the_schema_registry_is_away(
     engine: EmbeddedEngine, tmp_path: Path
 ) -> None:
     fed = FeedTables(engine, tmp_path, "http://127.0.0.1:9/")
@@ -177,7 +179,7 @@ async def test_while_the_registry_is_away_no_record_is_a_dead_letter(
     await fed.close()
 
 
-async def test_values_of_an_earlier_block_are_not_taken_for_this_one_s(fed: FeedTables) -> None:
+async def test_a_block_does_not_repeat_decoded_values_of_an_earlier_block(fed: FeedTables) -> None:
     await fed.make("id UInt64")
     first = await fed.produce(msgpack.packb({"id": 1}))
     assert await fed.write(first, "one", MSGPACK) == Counted(1, 0)
@@ -187,7 +189,7 @@ async def test_values_of_an_earlier_block_are_not_taken_for_this_one_s(fed: Feed
     assert await fed.rows() == [[1]]
 
 
-async def test_the_first_block_may_have_no_value(fed: FeedTables) -> None:
+async def test_a_first_block_with_no_values_stores_no_rows(fed: FeedTables) -> None:
     await fed.make("id UInt64")
     offsets = await fed.produce(None, None)
 
@@ -242,7 +244,7 @@ async def test_records_of_avro_become_rows(with_schemas: FeedTables, schemas: Sc
     assert schemas.user == "Basic c29tZTpib2R5"
 
 
-async def test_a_moment_beyond_a_column_is_named_by_its_field(
+async def test_a_dead_letter_names_the_field_whose_date_or_time_its_column_cannot_hold(
     with_schemas: FeedTables, schemas: Schemas
 ) -> None:
     """Its record is decoded all the same."""
@@ -289,7 +291,7 @@ async def test_timestamps_of_messagepack_keep_all_digits(fed: FeedTables) -> Non
     assert error.startswith("v: +35680317-")
 
 
-async def test_a_block_may_have_records_of_several_schemas(
+async def test_records_of_several_schemas_in_one_block_become_rows(
     with_schemas: FeedTables, schemas: Schemas
 ) -> None:
     """Of them one refers to another one, which is under a subject of its own."""
@@ -326,7 +328,7 @@ async def test_an_avro_array_of_countless_nulls_is_a_dead_letter(
     assert error
 
 
-async def test_bad_avro_is_a_dead_letter_and_says_why(
+async def test_bad_avro_makes_a_dead_letter_with_the_reason(
     with_schemas: FeedTables, schemas: Schemas
 ) -> None:
     record = {"type": "record", "name": "A", "fields": [{"name": "id", "type": "long"}]}
@@ -379,7 +381,7 @@ async def test_a_registry_that_fails_is_asked_again(
     assert await with_schemas.errors() == []
 
 
-async def test_a_registry_that_was_away_may_not_know_its_schemas_yet(
+async def test_a_schema_missing_right_after_the_registry_was_away_is_asked_for_again(
     with_schemas: FeedTables, schemas: Schemas
 ) -> None:
     await with_schemas.make("id UInt64")

@@ -109,7 +109,7 @@ FIRST = HEADER + b"\0"
 INNER = HEADER + b"\4\0\0"
 
 
-async def test_messages_become_rows(
+async def test_protobuf_messages_become_rows(
     fed: FeedTables, schemas: Schemas, pool: descriptor_pool.DescriptorPool
 ) -> None:
     await fed.make(
@@ -148,7 +148,7 @@ async def test_messages_become_rows(
     assert schemas.asked == ["/api/schemas/ids/1", "/api/subjects/money/versions/2"]
 
 
-async def test_a_message_may_be_any_of_its_schema(
+async def test_every_message_type_of_a_protobuf_schema_can_be_decoded(
     fed: FeedTables, pool: descriptor_pool.DescriptorPool
 ) -> None:
     await fed.make("n Int32, deep Int64")
@@ -163,7 +163,7 @@ async def test_a_message_may_be_any_of_its_schema(
     assert await fed.rows("n, toString(deep)") == [[0, "-6"], [5, "0"], [5, "0"]]
 
 
-async def test_bad_protobuf_is_a_dead_letter_and_says_why(
+async def test_bad_protobuf_makes_a_dead_letter_with_the_reason(
     fed: FeedTables, schemas: Schemas, pool: descriptor_pool.DescriptorPool
 ) -> None:
     def add(schema_id: int, text: str, *imported: str) -> bytes:
@@ -214,7 +214,7 @@ async def test_bad_protobuf_is_a_dead_letter_and_says_why(
 @pytest.mark.parametrize(
     "serialized", [{"shop/money.proto"}, {"order.proto"}, {"shop/money.proto", "order.proto"}]
 )
-async def test_a_schema_may_be_a_compiled_file_in_base64(
+async def test_a_schema_that_is_a_compiled_file_in_base64_is_understood(
     fed: FeedTables, schemas: Schemas, pool: descriptor_pool.DescriptorPool, serialized: set[str]
 ) -> None:
     """Confluent's client for Python registers it so, and Apicurio's registry keeps it so."""

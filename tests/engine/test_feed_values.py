@@ -99,12 +99,16 @@ async def produce_all(fed: FeedTables, values: Sequence[bytes]) -> Offsets:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_json_in_any_nest_reads_back_or_is_dead(fed: FeedTables, kind: str) -> None:
+async def test_nested_json_values_read_back_unchanged_or_become_dead_letters(
+    fed: FeedTables, kind: str
+) -> None:
     await check_json(fed, kind, nests_of(kind))
 
 
 @pytest.mark.parametrize("kind", SCALARS)
-async def test_json_reads_back_or_is_dead(fed: FeedTables, kind: str) -> None:
+async def test_json_values_read_back_unchanged_or_become_dead_letters(
+    fed: FeedTables, kind: str
+) -> None:
     await check_json(fed, kind, {"alone": NESTS["alone"]})
 
 
@@ -118,7 +122,9 @@ async def check_json(fed: FeedTables, kind: str, nests: Mapping[str, Nest]) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_messagepack_reads_back_or_is_dead(fed: FeedTables, kind: str) -> None:
+async def test_messagepack_values_read_back_unchanged_or_become_dead_letters(
+    fed: FeedTables, kind: str
+) -> None:
     nests = {name: NESTS[name] for name in ("alone", "array", "map")}
     sent = []
     for one in SCALARS[kind]():
@@ -135,7 +141,9 @@ async def test_messagepack_reads_back_or_is_dead(fed: FeedTables, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_csv_reads_back_or_is_dead(fed: FeedTables, kind: str) -> None:
+async def test_csv_values_read_back_unchanged_or_become_dead_letters(
+    fed: FeedTables, kind: str
+) -> None:
     """Text in quotes is text, and what is not in quotes may be a number."""
     sent = []
     for one in SCALARS[kind]():
@@ -159,7 +167,7 @@ LARGE = [
 
 
 @pytest.mark.parametrize(("kind", "value", "stored"), LARGE)
-async def test_a_large_double_has_all_its_digits(
+async def test_a_large_double_is_stored_with_all_its_digits(
     fed: FeedTables, kind: str, value: float, stored: str | None
 ) -> None:
     """Its shortest text, 9.223372036854776e+18, is another whole number."""
@@ -191,7 +199,9 @@ async def registered(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[Fe
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_avro_reads_back_or_is_dead(registered: FeedTables, kind: str) -> None:
+async def test_avro_values_read_back_unchanged_or_become_dead_letters(
+    registered: FeedTables, kind: str
+) -> None:
     nests = {name: NESTS[name] for name in ("alone", "array", "map")}
     sent: list[Record] = []
     for one in SCALARS[kind]():
@@ -218,7 +228,9 @@ message Row { oneof v { sint64 i = 1; uint64 u = 2; double d = 3; string s = 4; 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_protobuf_reads_back_or_is_dead(registered: FeedTables, kind: str) -> None:
+async def test_protobuf_values_read_back_unchanged_or_become_dead_letters(
+    registered: FeedTables, kind: str
+) -> None:
     """The column is filled from the field of the kind that a value has."""
     sent: list[Record] = []
     for one in SCALARS[kind]():
@@ -285,7 +297,7 @@ UNITS = [
 
 
 @pytest.mark.parametrize(("kind", "unit", "value", "stored"), UNITS)
-async def test_a_unit_says_what_numbers_count(
+async def test_the_unit_of_a_column_decides_which_time_a_number_means(
     fed: FeedTables, kind: str, unit: str, value: str, stored: str | None
 ) -> None:
     nests = {name: NESTS[name] for name in ("alone", "array", "map")}

@@ -59,7 +59,7 @@ async def tables(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[FeedTa
         ),
     ],
 )
-async def test_rows_and_dead_letters_are_the_same(
+async def test_a_feed_without_files_stores_the_same_rows_and_dead_letters(
     tables: FeedTables, kind: Format, values: list[str | bytes], dead: list[int]
 ) -> None:
     feed = replace(FEED, format=kind)

@@ -24,7 +24,7 @@ async def tables(engine: EmbeddedEngine, tmp_path: Path) -> Any:
     await made.close()
 
 
-async def test_objects_and_arrays_become_rows_with_what_kafka_says(
+async def test_json_objects_and_arrays_become_rows_with_key_headers_and_offset_of_their_record(
     tables: FeedTables,
 ) -> None:
     await tables.make(
@@ -92,7 +92,7 @@ TYPES: Sequence[tuple[str, str | None, str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "value", "text", "wrong"), TYPES, ids=lambda x: str(x)[:30])
-async def test_a_value_of_each_type(
+async def test_a_json_value_of_each_type_is_stored_and_a_wrong_one_makes_a_dead_letter(
     tables: FeedTables, kind: str, value: str | None, text: str, wrong: str
 ) -> None:
     await tables.engine.execute("CREATE DATABASE IF NOT EXISTS shop")
@@ -116,7 +116,7 @@ async def test_a_value_of_each_type(
         assert error
 
 
-async def test_bad_records_are_dead_letters_and_say_why(tables: FeedTables) -> None:
+async def test_bad_json_records_become_dead_letters_with_the_reason(tables: FeedTables) -> None:
     await tables.make("id UInt64, items UInt8, amount Decimal(9, 2), tags Array(String)")
     offsets = await tables.produce(
         '{"id": 1}',
@@ -147,7 +147,7 @@ async def test_bad_records_are_dead_letters_and_say_why(tables: FeedTables) -> N
     ]
 
 
-async def test_a_block_without_a_good_record_has_no_rows(tables: FeedTables) -> None:
+async def test_a_block_without_a_good_record_stores_no_rows(tables: FeedTables) -> None:
     """Also the first one, which has no file yet; lines of an earlier block do not count."""
     await tables.make("id UInt64")
     assert await tables.write(await tables.produce("bad"), "a") == Counted(0, 1)
@@ -161,7 +161,9 @@ async def test_a_block_without_a_good_record_has_no_rows(tables: FeedTables) -> 
     assert await tables.rows() == [[1], [2]]
 
 
-async def test_csv_cannot_pretend_to_be_another_record(tables: FeedTables) -> None:
+async def test_a_csv_record_that_is_not_exactly_one_row_becomes_a_dead_letter(
+    tables: FeedTables,
+) -> None:
     await tables.make("id UInt8, note String, _offset Int64")
     feed = replace(FEED, format=Format.CSV)
     offsets = await tables.produce(
@@ -177,7 +179,7 @@ async def test_csv_cannot_pretend_to_be_another_record(tables: FeedTables) -> No
 @pytest.mark.parametrize(
     "bad", ['9,"x', '9, "x', '9,\t"x', '9,"x""', '9,a"b,"x', '"9,x', '9,"x"y"', '9,x\n"', '"']
 )
-async def test_a_quote_that_is_not_closed_takes_no_other_record(
+async def test_an_unclosed_quote_in_a_csv_record_does_not_affect_other_records(
     tables: FeedTables, bad: str
 ) -> None:
     await tables.make("id UInt8, note String, _offset Int64")
@@ -189,7 +191,7 @@ async def test_a_quote_that_is_not_closed_takes_no_other_record(
     assert [offset for offset, _ in await tables.errors()] == [1, 5]
 
 
-async def test_csv_may_have_text_that_is_not_utf_8_and_quotes_inside_of_it(
+async def test_csv_text_that_is_not_utf_8_or_has_quotes_inside_is_stored(
     tables: FeedTables,
 ) -> None:
     await tables.make("id UInt8, note String, _offset Int64")
@@ -204,7 +206,7 @@ async def test_csv_may_have_text_that_is_not_utf_8_and_quotes_inside_of_it(
     ]  # fmt: skip
 
 
-async def test_raw_takes_any_bytes(tables: FeedTables) -> None:
+async def test_the_raw_format_stores_any_bytes(tables: FeedTables) -> None:
     await tables.make("line String, _offset Int64")
     feed = replace(FEED, format=Format.RAW)
     offsets = await tables.produce("a\nb", b"\xff\x00", None, "")
@@ -223,7 +225,9 @@ async def test_a_block_that_is_written_again_is_stored_once(tables: FeedTables) 
     assert await tables.errors() == [[9, "not valid JSON at byte 0"]]
 
 
-async def test_a_token_that_is_used_up_without_rows_is_told(tables: FeedTables) -> None:
+async def test_writing_a_block_whose_token_was_used_without_all_rows_raises_token_used(
+    tables: FeedTables,
+) -> None:
     """As a server leaves it that is killed between noting a token and adding its part."""
     await tables.make("id UInt64")
     offsets = await tables.produce('{"id": 1}', '{"id": 2}')
@@ -239,7 +243,7 @@ async def test_a_token_that_is_used_up_without_rows_is_told(tables: FeedTables) 
     assert await tables.rows() == [[1], [2]]
 
 
-async def test_columns_may_be_added_while_the_feed_runs(tables: FeedTables) -> None:
+async def test_a_column_that_is_added_while_the_feed_runs_is_filled(tables: FeedTables) -> None:
     await tables.make("id UInt64")
     await tables.write(await tables.produce('{"id": 1, "city": "Bonn"}'), "a")
     await tables.engine.execute("ALTER TABLE shop.orders ADD COLUMN city String DEFAULT 'none'")
@@ -248,7 +252,9 @@ async def test_columns_may_be_added_while_the_feed_runs(tables: FeedTables) -> N
     assert await tables.rows() == [[1, "none"], [2, "Kiel"], [3, "none"]]
 
 
-async def test_dead_letters_are_parsed_again_after_a_fix(tables: FeedTables) -> None:
+async def test_a_replay_stores_rows_of_dead_letters_that_fit_after_a_fix(
+    tables: FeedTables,
+) -> None:
     await tables.make("id UInt64, items UInt8")
     offsets = await tables.produce('{"id": 1, "items": 300}', "bad", '{"id": 2, "items": 301}')
     assert await tables.write(offsets) == Counted(0, 3)
@@ -263,7 +269,7 @@ async def test_dead_letters_are_parsed_again_after_a_fix(tables: FeedTables) -> 
     assert await tables.rows() == [[1, 300], [2, 301]]
 
 
-async def test_a_replay_that_was_killed_before_its_end_is_repeated_once(tables: FeedTables) -> None:
+async def test_a_replay_repeated_after_a_kill_stores_its_rows_once(tables: FeedTables) -> None:
     await tables.make("id UInt64, items UInt8")
     offsets = await tables.produce('{"id": 1, "items": 300}', '{"id": "two"}')
     await tables.write(offsets)
@@ -282,7 +288,7 @@ async def test_a_replay_that_was_killed_before_its_end_is_repeated_once(tables: 
     assert await tables.rows("id, items") == [[1, 300]]
 
 
-async def test_after_a_replay_no_dead_letter_is_older_also_of_a_record_that_was_deleted(
+async def test_a_replay_also_marks_dead_letters_whose_record_was_deleted(
     tables: FeedTables,
 ) -> None:
     await tables.make("id UInt64")
@@ -299,7 +305,7 @@ async def test_after_a_replay_no_dead_letter_is_older_also_of_a_record_that_was_
     assert await tables.errors() == [[0, why], [1, why]]
 
 
-async def test_rows_of_a_replay_are_counted_once_and_not_those_of_a_block(
+async def test_a_replay_counts_its_rows_once_and_not_those_that_a_block_stored(
     tables: FeedTables,
 ) -> None:
     await tables.make("id UInt64, items UInt8")
@@ -318,7 +324,7 @@ async def test_rows_of_a_replay_are_counted_once_and_not_those_of_a_block(
     assert await tables.engine.rows(counted) == [[0, 0], [1, 2]]
 
 
-async def test_a_range_is_cut_by_its_bytes_and_has_one_record_at_least(tables: FeedTables) -> None:
+async def test_a_range_is_limited_in_bytes_but_has_at_least_one_record(tables: FeedTables) -> None:
     offsets = await tables.produce("x" * 100, "y" * 100, "z" * 1000, "a")
 
     assert await tables.writer.cut(SOURCE, offsets, 10_000) == offsets
@@ -327,7 +333,9 @@ async def test_a_range_is_cut_by_its_bytes_and_has_one_record_at_least(tables: F
     assert await tables.writer.cut(SOURCE, Offsets(2, 4), 10) == Offsets(2, 3)
 
 
-async def test_a_table_that_cannot_be_filled_is_a_clear_error(tables: FeedTables) -> None:
+async def test_writing_to_a_table_that_cannot_be_filled_fails_with_the_reason(
+    tables: FeedTables,
+) -> None:
     offsets = await tables.produce('{"id": 1}')
     with pytest.raises(EngineError, match=r"there is no table shop\.orders"):
         await tables.write(offsets)

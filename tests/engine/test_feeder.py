@@ -85,7 +85,7 @@ async def test_an_earlier_feeder_is_fenced_at_its_next_change(feeders: Feeders) 
     assert await feeders.tables.rows() == [[n] for n in range(end)]
 
 
-async def test_a_feeder_that_slept_in_a_block_stores_nothing_twice(feeders: Feeders) -> None:
+async def test_a_feeder_that_slept_during_a_block_stores_no_record_twice(feeders: Feeders) -> None:
     """It had written its intention; another one has taken over and gone on since."""
     end = await produce(feeders, 6)
     one, progress = await feeders.open("one")
@@ -99,7 +99,7 @@ async def test_a_feeder_that_slept_in_a_block_stores_nothing_twice(feeders: Feed
     assert await feeders.tables.rows() == [[n] for n in range(end)]
 
 
-async def test_a_feeder_that_slept_takes_no_rows_away_from_who_has_gone_on(
+async def test_a_feeder_that_slept_removes_no_rows_of_its_successor_after_a_change_of_the_table(
     feeders: Feeders,
 ) -> None:
     """The table has changed since, so that its block would have fewer rows now."""
@@ -169,7 +169,9 @@ async def test_feeders_that_feed_at_the_same_time_store_each_record_once(
     assert fenced > 0
 
 
-async def test_a_block_whose_token_was_used_up_without_rows_gets_another(feeders: Feeders) -> None:
+async def test_a_block_whose_token_was_used_without_its_rows_gets_another_token(
+    feeders: Feeders,
+) -> None:
     end = await produce(feeders, 3)
     one, progress = await feeders.open("one")
     await one.step(end)
@@ -203,7 +205,7 @@ async def test_a_table_that_merges_rows_at_once_is_filled(feeders: Feeders) -> N
     assert progress.state.phase is Phase.AFTER
 
 
-async def test_after_an_error_the_block_is_repeated(feeders: Feeders) -> None:
+async def test_a_block_that_failed_is_repeated_by_the_next_feeder(feeders: Feeders) -> None:
     end = await produce(feeders, 3)
     one, _ = await feeders.open("one")
     await feeders.engine.execute("RENAME TABLE shop.orders TO shop.away")
@@ -239,7 +241,9 @@ async def killed_at(feeders: Feeders, step: str, doing: Awaitable[object]) -> No
 ASKED = [replace(FEED, replay_asked_ms=2_000_000_000_000 + number) for number in range(3)]
 
 
-async def test_a_block_is_repeated_before_dead_letters_are_parsed_again(feeders: Feeders) -> None:
+async def test_an_interrupted_block_is_completed_before_dead_letters_are_replayed(
+    feeders: Feeders,
+) -> None:
     """The fix lets its dead letter fit, and comes before the block is complete."""
     await feeders.engine.execute("ALTER TABLE shop.orders ADD COLUMN items UInt8")
     offsets = await feeders.tables.produce('{"id": 1}', '{"id": 2, "items": 300}', "bad")
@@ -259,7 +263,7 @@ async def test_a_block_is_repeated_before_dead_letters_are_parsed_again(feeders:
 
 
 @pytest.mark.parametrize("step", ["writer._dead_letters", "writer._not_dead_any_more"])
-async def test_a_replay_that_was_killed_is_completed_before_another(
+async def test_a_replay_that_was_killed_is_completed_before_another_replay(
     feeders: Feeders, step: str
 ) -> None:
     await feeders.engine.execute("ALTER TABLE shop.orders ADD COLUMN items UInt8")
@@ -323,7 +327,7 @@ async def test_feeders_in_a_random_order_store_each_record_once(
 
 
 @pytest.mark.parametrize("seed", seeds(3))
-async def test_a_table_of_latest_rows_is_right_whatever_is_repeated_and_merged(
+async def test_a_table_of_latest_rows_is_right_after_any_repetitions_and_merges(
     feeders: Feeders, seed: int
 ) -> None:
     chance = random.Random(seed)
@@ -360,7 +364,7 @@ async def test_a_table_of_latest_rows_is_right_whatever_is_repeated_and_merged(
     ]
 
 
-async def test_a_feeder_that_slept_before_it_removed_rows_removes_none_of_its_successor(
+async def test_a_feeder_that_slept_before_removing_rows_removes_none_of_its_successor(
     feeders: Feeders,
 ) -> None:
     """It had found a used token without rows; another one has stored the block meanwhile."""

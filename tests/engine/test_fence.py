@@ -71,7 +71,7 @@ async def fence_rows_are_gone(engine: EmbeddedEngine) -> None:
 
 
 @pytest.mark.parametrize("behind", [0, 1, 40, pytest.param(300, marks=pytest.mark.test_all)])
-async def test_a_fence_finds_the_last_block_however_old_the_count_and_the_next_never_lands(
+async def test_a_fence_with_an_old_count_keeps_all_stored_blocks_and_refuses_the_next_one(
     engine: EmbeddedEngine, behind: int
 ) -> None:
     counted = 4
@@ -84,7 +84,7 @@ async def test_a_fence_finds_the_last_block_however_old_the_count_and_the_next_n
     assert await stored(engine) == found
 
 
-async def test_a_late_block_changes_nothing_even_when_the_rows_of_the_fence_are_gone(
+async def test_a_late_block_is_not_stored_after_the_rows_of_the_fence_were_deleted(
     engine: EmbeddedEngine,
 ) -> None:
     await send(engine, 1)
@@ -104,7 +104,7 @@ async def test_a_session_that_never_wrote_is_fenced_at_its_first_block(
     assert await stored(engine) == []
 
 
-async def test_a_block_that_lands_just_before_the_fence_is_in_the_log_and_the_one_after_is_not(
+async def test_a_block_stored_just_before_the_fence_stays_and_the_next_one_is_not_stored(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
     await send(engine, 1)
@@ -118,7 +118,7 @@ async def test_a_block_that_lands_just_before_the_fence_is_in_the_log_and_the_on
     assert await stored(engine) == [1, 2]
 
 
-async def test_every_lane_is_fenced_for_itself(engine: EmbeddedEngine) -> None:
+async def test_every_lane_is_fenced_at_its_own_last_block(engine: EmbeddedEngine) -> None:
     last = (3, 0, 7)
     for lane, numbers in enumerate(last):
         for number in range(1, numbers + 1):
@@ -129,7 +129,7 @@ async def test_every_lane_is_fenced_for_itself(engine: EmbeddedEngine) -> None:
         assert await stored(engine, lane) == list(range(1, numbers + 1))
 
 
-async def test_other_sessions_go_on(engine: EmbeddedEngine) -> None:
+async def test_a_fence_does_not_affect_other_sessions(engine: EmbeddedEngine) -> None:
     other = SESSION + 1
     await send(engine, 1, session=other)
     await fence(engine, SESSION, [0, 0], DAY)
@@ -155,7 +155,7 @@ async def test_a_fence_holds_on_both_days_that_a_session_may_write(engine: Embed
 # --- Again, and by several ---
 
 
-async def test_a_fence_may_be_made_again_before_and_after_its_rows_are_gone(
+async def test_repeating_a_fence_before_and_after_its_rows_are_deleted_changes_no_block(
     engine: EmbeddedEngine,
 ) -> None:
     for number in range(1, 8):
@@ -169,7 +169,7 @@ async def test_a_fence_may_be_made_again_before_and_after_its_rows_are_gone(
     await fence_rows_are_gone(engine)
 
 
-async def test_a_fence_that_broke_off_anywhere_is_completed_by_the_next(
+async def test_a_fence_that_failed_at_any_step_is_completed_by_the_next(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
     probes = 7  # of 2, 4, 8, 16, 12, 10 and 11
@@ -201,7 +201,7 @@ class LaggingReplica(ScriptedEngine):
         return await super().rows(sql, params)
 
 
-async def test_the_row_of_a_fence_that_broke_off_is_seen_on_a_replica_that_lags(
+async def test_a_fence_lets_a_lagging_replica_catch_up_before_it_looks_for_rows_of_an_earlier_fence(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
     """A number that seems used, and is not, would hide the end of the log below it."""
@@ -233,7 +233,7 @@ async def test_two_fences_at_the_same_time_find_the_same_end(engine: EmbeddedEng
         assert await stored(engine, session=last) == list(range(1, last + 1))
 
 
-async def test_a_fence_against_a_lane_at_full_speed_cuts_it_off_at_one_number(
+async def test_a_fence_cuts_off_a_lane_at_full_speed_at_one_block_number(
     engine: EmbeddedEngine,
 ) -> None:
     """The lane is stopped by what it sees: a block that returns and is not there."""
@@ -261,7 +261,7 @@ async def test_a_fence_against_a_lane_at_full_speed_cuts_it_off_at_one_number(
 # --- Rows ---
 
 
-async def test_rows_that_cannot_be_deleted_do_no_harm(
+async def test_a_fence_holds_although_its_rows_cannot_be_deleted(
     engine: EmbeddedEngine, scripted: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     await send(engine, 1)
@@ -273,7 +273,7 @@ async def test_rows_that_cannot_be_deleted_do_no_harm(
     assert await stored(engine) == [1]
 
 
-async def test_a_fence_takes_nothing_but_its_own_rows(engine: EmbeddedEngine) -> None:
+async def test_a_fence_deletes_only_its_own_rows(engine: EmbeddedEngine) -> None:
     await send(engine, 1)
     await send(engine, 1, day=DAY + 1, session=SESSION + 1)
     await fence(engine, SESSION, [0], DAY)
@@ -290,7 +290,7 @@ async def burn_number(
     return await burn(engine, session, 0, number, DAY * DAY_MS + DAY_MS // 2)
 
 
-async def test_a_burnt_number_takes_no_block_any_more(engine: EmbeddedEngine) -> None:
+async def test_a_block_with_a_burnt_number_is_not_stored(engine: EmbeddedEngine) -> None:
     await send(engine, 1)
     assert await burn_number(engine, 2)
     await send(engine, 2)
@@ -314,7 +314,7 @@ async def test_a_burn_of_unknown_outcome_is_repeated(
     assert await burn_number(scripted, 1)
 
 
-async def test_a_late_burn_leaves_the_rows_of_a_fence_that_is_not_complete(
+async def test_a_late_burn_does_not_delete_the_rows_of_an_incomplete_fence(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
     await send(engine, 1, lane=1)

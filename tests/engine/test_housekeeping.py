@@ -93,7 +93,7 @@ def house(engine: EmbeddedEngine) -> HousekeptCluster:
     return HousekeptCluster(engine)
 
 
-async def test_topics_of_the_registry_become_rows_and_those_that_are_gone_for_long_end(
+async def test_topics_of_the_registry_are_written_to_the_shard_and_long_absent_ones_are_deleted(
     house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await create_topic(house.catalog, "orders", 2, {})
@@ -110,7 +110,7 @@ async def test_topics_of_the_registry_become_rows_and_those_that_are_gone_for_lo
     assert await house.engine.rows(live) == [["orders", 5]]
 
 
-async def test_the_log_is_counted_when_every_broker_has_left_the_minute(
+async def test_a_minute_is_counted_when_every_broker_has_left_it(
     house: HousekeptCluster,
 ) -> None:
     topic = await create_topic(house.catalog, "orders", 1, {})
@@ -126,7 +126,7 @@ async def test_the_log_is_counted_when_every_broker_has_left_the_minute(
     assert await house.counted() == 1
 
 
-async def test_a_minute_is_counted_in_parts_as_far_as_every_broker_has_promised(
+async def test_a_minute_is_counted_in_parts_up_to_the_append_floor_of_every_broker(
     house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("broker.log.rollup._MANY_WHEN_QUIET", 3)
@@ -170,7 +170,7 @@ async def test_rows_below_the_start_of_their_log_are_removed(house: HousekeptClu
             await asyncio.sleep(0.02)
 
 
-async def test_a_table_that_cannot_be_swept_does_not_keep_the_others(
+async def test_a_table_that_cannot_be_swept_does_not_stop_the_sweep_of_others(
     house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -188,7 +188,7 @@ async def test_a_table_that_cannot_be_swept_does_not_keep_the_others(
     assert [sql for sql in asked if "FROM producer_states" in sql]
 
 
-async def test_a_broker_that_died_holds_the_count_up_until_its_slots_are_taken_over(
+async def test_a_dead_broker_holds_up_the_count_until_its_slots_are_taken_over(
     house: HousekeptCluster,
 ) -> None:
     topic = await create_topic(house.catalog, "orders", 1, {})
@@ -202,7 +202,9 @@ async def test_a_broker_that_died_holds_the_count_up_until_its_slots_are_taken_o
     assert await house.counted() == 1
 
 
-async def test_two_brokers_that_keep_house_count_a_minute_once(house: HousekeptCluster) -> None:
+async def test_a_minute_is_counted_once_by_two_brokers_that_do_the_housekeeping(
+    house: HousekeptCluster,
+) -> None:
     topic = await create_topic(house.catalog, "orders", 1, {})
     await house.record(topic, 0, NOW_MS - 30_000)
     other = HousekeptCluster(house.engine)
@@ -215,7 +217,7 @@ async def test_two_brokers_that_keep_house_count_a_minute_once(house: HousekeptC
     assert await house.counted() == 1
 
 
-async def test_rows_of_a_deleted_topic_go_when_every_broker_has_seen_that_it_is_gone(
+async def test_rows_of_a_deleted_topic_are_deleted_when_every_broker_knows_of_the_deletion(
     house: HousekeptCluster,
 ) -> None:
     topic = await create_topic(house.catalog, "orders", 1, {})
@@ -238,14 +240,14 @@ async def test_rows_of_a_deleted_topic_go_when_every_broker_has_seen_that_it_is_
     assert rows == [["deleted"]]
 
 
-async def test_a_shard_that_is_away_is_left_alone(house: HousekeptCluster) -> None:
+async def test_housekeeping_skips_a_shard_that_is_away(house: HousekeptCluster) -> None:
     await create_topic(house.catalog, "orders", 1, {})
     house.shard.away = True
     await house.keeping.round()
     assert await house.engine.rows("SELECT count() FROM topics") == [[0]]
 
 
-async def test_a_shard_is_asked_nothing_while_nothing_has_changed(
+async def test_housekeeping_sends_no_statement_to_a_shard_without_changes(
     house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []

@@ -74,7 +74,7 @@ async def parts(opened: JournaledEngine, table: str = "messages") -> int:
 # --- what is seen
 
 
-async def test_a_statement_sees_what_was_acknowledged_before_it(data_dir: Path) -> None:
+async def test_a_statement_sees_all_rows_that_were_acknowledged_before_it(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         for offset in range(50):
             await append(opened, offset)
@@ -83,7 +83,7 @@ async def test_a_statement_sees_what_was_acknowledged_before_it(data_dir: Path) 
         assert await parts(opened) == 1
 
 
-async def test_a_statement_makes_only_the_tables_drain_that_it_reads(data_dir: Path) -> None:
+async def test_a_statement_drains_only_the_tables_that_it_reads(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         await append(opened, 0)
         await commit(opened, 0)
@@ -102,7 +102,7 @@ def test_the_tables_of_a_statement_are_found_through_views() -> None:
     assert streams_of("SELECT * FROM consumer_lag") == (LOG, ROWS)
 
 
-async def test_patient_statements_wait_until_rows_are_drained_anyway(data_dir: Path) -> None:
+async def test_patient_statements_wait_for_the_next_regular_round(data_dir: Path) -> None:
     async with journal(data_dir, DrainLimits(1 << 30, 2, NEVER_MS)) as opened:
         await append(opened, 0)
         asking = asyncio.create_task(opened.patient.rows("SELECT count() FROM messages"))
@@ -114,7 +114,7 @@ async def test_patient_statements_wait_until_rows_are_drained_anyway(data_dir: P
         assert await parts(opened) == 1
 
 
-async def test_a_deletion_finds_what_was_acknowledged_before_it(data_dir: Path) -> None:
+async def test_a_deletion_includes_rows_that_were_acknowledged_before_it(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         await append(opened, 0, 1, 2)
         await opened.execute("DELETE FROM messages WHERE offset < 2")
@@ -133,7 +133,9 @@ async def test_many_small_blocks_become_one_part(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("limits", [(2_000, 1 << 30), (1 << 30, 10)], ids=["bytes", "rows"])
-async def test_a_round_begins_when_enough_waits(data_dir: Path, limits: tuple[int, int]) -> None:
+async def test_a_round_begins_when_enough_bytes_or_rows_wait(
+    data_dir: Path, limits: tuple[int, int]
+) -> None:
     async with journal(data_dir, DrainLimits(*limits, NEVER_MS)) as opened:
         await append(opened, 0)
         await asyncio.sleep(0.2)
@@ -153,7 +155,7 @@ async def test_inserts_wait_while_the_journal_is_full(data_dir: Path) -> None:
         assert await seen(opened) == list(range(200))
 
 
-def test_members_go_in_before_the_group_that_they_belong_to() -> None:
+def test_members_are_inserted_before_their_group() -> None:
     """As the calls that write both promise: the version of a group covers its members."""
     groups, members = "consumer_group_versions", "group_member_versions"
     blocks = [
@@ -167,7 +169,7 @@ def test_members_go_in_before_the_group_that_they_belong_to() -> None:
     ]
 
 
-def test_blocks_with_other_columns_are_inserts_of_their_own() -> None:
+def test_blocks_with_different_columns_are_inserted_separately() -> None:
     blocks = [
         JournalBlock(number, LOG, "messages", columns, str(number), b"%d" % number)
         for number, columns in enumerate(("a, b", "a, b", "a", "a, b"))
@@ -182,7 +184,7 @@ def test_blocks_with_other_columns_are_inserts_of_their_own() -> None:
 # --- tokens
 
 
-async def test_a_token_is_stored_once_however_often_it_is_repeated(data_dir: Path) -> None:
+async def test_a_block_with_a_repeated_token_is_stored_once(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         await asyncio.gather(*(append(opened, 0, token="same") for _ in range(5)))
         await opened.drained()
@@ -226,7 +228,7 @@ async def test_while_the_engine_refuses_rows_inserts_are_refused(data_dir: Path)
         assert await seen(opened) == [0, 1, 2]
 
 
-async def test_rows_that_the_engine_refuses_until_the_end_are_there_when_a_start_succeeds(
+async def test_rows_refused_until_the_shutdown_are_stored_by_the_next_start_that_succeeds(
     data_dir: Path,
 ) -> None:
     async with journal(data_dir) as opened:
@@ -242,7 +244,7 @@ async def test_rows_that_the_engine_refuses_until_the_end_are_there_when_a_start
         assert await stored(opened) == [0]
 
 
-async def test_a_refusal_that_began_before_a_statement_is_not_its_own(
+async def test_a_statement_retries_a_round_that_began_before_it_and_was_refused(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What made it fail may be over, so it is tried once more, and at once."""
@@ -269,7 +271,7 @@ async def test_a_refusal_that_began_before_a_statement_is_not_its_own(
         assert await stored(opened) == [0]
 
 
-async def test_a_journal_that_cannot_grow_refuses_inserts_and_goes_on(
+async def test_a_journal_that_cannot_grow_refuses_a_large_insert_and_accepts_later_ones(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     allocate = os.posix_fallocate
@@ -289,7 +291,7 @@ async def test_a_journal_that_cannot_grow_refuses_inserts_and_goes_on(
         assert await seen(opened) == [0, 1]
 
 
-async def test_a_table_that_refuses_does_not_let_the_files_grow_without_limit(
+async def test_a_table_that_refuses_rows_does_not_let_the_journal_grow_without_limit(
     data_dir: Path,
 ) -> None:
     small = DrainLimits(1 << 20, 1 << 30, 10)
@@ -307,7 +309,7 @@ async def test_a_table_that_refuses_does_not_let_the_files_grow_without_limit(
         await append(opened, 5000)
 
 
-async def test_a_table_that_drains_seldom_does_not_let_the_files_grow(data_dir: Path) -> None:
+async def test_a_table_that_is_drained_rarely_does_not_let_the_journal_grow(data_dir: Path) -> None:
     small, seldom = DrainLimits(1 << 20, 1 << 30, 10), DrainLimits(1 << 20, 1 << 30, NEVER_MS)
     async with journal(data_dir, small, max_bytes=4 << 20, small_tables=seldom) as opened:
         await commit(opened, 0)
@@ -377,7 +379,7 @@ async def test_blocks_are_drained_in_the_order_of_the_journal(data_dir: Path, fs
 # --- fsync
 
 
-async def test_with_fsync_all_that_wait_share_one_flush(
+async def test_with_fsync_waiting_appends_share_one_flush(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushes = 0
@@ -494,7 +496,7 @@ IN_THE_JOURNAL = [
 
 
 @pytest.mark.parametrize(("step", "mode"), IN_THE_JOURNAL)
-async def test_a_crash_at_any_step_loses_and_doubles_nothing(
+async def test_a_crash_at_any_step_loses_and_duplicates_no_acknowledged_row(
     data_dir: Path, step: str, mode: str
 ) -> None:
     acknowledged = run_until_killed(data_dir, 0, 40, step, mode)
@@ -514,7 +516,7 @@ BESIDE_THE_THREAD = [
 
 @pytest.mark.test_all
 @pytest.mark.parametrize(("step", "mode"), BESIDE_THE_THREAD)
-async def test_a_crash_beside_the_writing_thread_loses_and_doubles_nothing(
+async def test_a_crash_while_the_thread_writes_loses_and_duplicates_no_acknowledged_row(
     data_dir: Path, step: str, mode: str
 ) -> None:
     acknowledged = run_until_killed(data_dir, 0, 40, step, mode)
@@ -534,7 +536,7 @@ RECOVERY_STEPS = [
 
 
 @pytest.mark.parametrize("step", RECOVERY_STEPS)
-async def test_a_crash_during_the_recovery_loses_and_doubles_nothing(
+async def test_a_crash_during_the_recovery_loses_and_duplicates_no_acknowledged_row(
     data_dir: Path, step: str
 ) -> None:
     acknowledged = run_until_killed(data_dir, 0, 30, "end_round:before:2")
@@ -593,7 +595,7 @@ IN_DOUBT_STEPS = [
 
 
 @pytest.mark.parametrize(("step", "is_doubted"), IN_DOUBT_STEPS)
-async def test_a_view_is_in_doubt_of_what_was_being_written_and_of_nothing_else(
+async def test_after_a_crash_a_view_is_in_doubt_only_of_the_rows_being_written(
     data_dir: Path, step: str, is_doubted: bool
 ) -> None:
     await add_view(data_dir)
@@ -608,7 +610,9 @@ async def test_a_view_is_in_doubt_of_what_was_being_written_and_of_nothing_else(
         assert len(found) < len(acknowledged), "the last round alone is in doubt"
 
 
-async def test_doubts_after_another_kill_are_added_to_the_earlier_ones(data_dir: Path) -> None:
+async def test_rows_in_doubt_after_another_kill_are_added_to_the_earlier_ones(
+    data_dir: Path,
+) -> None:
     await add_view(data_dir)
     run_until_killed(data_dir, 0, 40, "insert_log:after:1")
     async with journal(data_dir) as opened:
@@ -627,7 +631,9 @@ async def test_doubts_after_another_kill_are_added_to_the_earlier_ones(data_dir:
         assert await doubts(opened) == []
 
 
-async def test_a_view_that_was_about_to_be_stopped_misses_what_is_found(data_dir: Path) -> None:
+async def test_after_a_crash_a_view_that_was_being_stopped_is_stopped_with_the_rows_it_misses(
+    data_dir: Path,
+) -> None:
     """It has failed, and the process was killed before it was stored what it misses."""
     await add_view(data_dir)
     run_until_killed(data_dir, 0, 40, "insert_log:after:1")
@@ -660,7 +666,9 @@ async def test_tokens_of_rounds_differ_after_each_start(data_dir: Path) -> None:
         assert await seen(opened) == [0, 1]
 
 
-async def test_a_damaged_journal_is_refused_in_words(data_dir: Path) -> None:
+async def test_a_start_with_a_damaged_journal_fails_and_names_the_option_to_skip_damage(
+    data_dir: Path,
+) -> None:
     assert run_until_killed(data_dir, 0, 10, "begin_round:before:1", age_ms=NEVER_MS)
     files = (data_dir / "journal").glob("*.journal")
     path = next(
@@ -678,7 +686,7 @@ async def test_a_damaged_journal_is_refused_in_words(data_dir: Path) -> None:
     assert (data_dir / "journal" / "damaged" / path.name).exists()
 
 
-async def test_damage_is_left_out_once_also_if_nothing_is_appended_then(data_dir: Path) -> None:
+async def test_damage_is_skipped_once_even_if_no_row_is_appended_then(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         await append(opened, 0)
     register_path(data_dir / "journal").unlink()
@@ -693,7 +701,7 @@ async def test_damage_is_left_out_once_also_if_nothing_is_appended_then(data_dir
         assert await seen(opened) == [0], "tokens are known as before"
 
 
-async def test_a_journal_that_cannot_recycle_its_files_goes_on(
+async def test_a_journal_that_cannot_recycle_its_files_accepts_further_inserts(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(writer: JournalWriter, needed_from: int) -> None:

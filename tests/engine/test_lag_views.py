@@ -90,7 +90,9 @@ def read_rows(log: Log, sql: str) -> int:
         handle.close()
 
 
-async def test_lag_is_what_a_group_has_not_committed(log: Log, rollup: Rollup) -> None:
+async def test_lag_is_the_number_of_records_that_a_group_has_not_committed(
+    log: Log, rollup: Rollup
+) -> None:
     orders = await log.topic("orders")
     await log.append("orders", 10)
     await commit(log, "billing", "orders", orders, 4)
@@ -117,14 +119,14 @@ async def test_a_partition_without_records_has_lag_0(log: Log) -> None:
     assert await lag_seconds(log) == 0
 
 
-async def test_an_offset_beyond_the_end_is_no_lag(log: Log) -> None:
+async def test_lag_is_0_for_an_offset_beyond_the_end(log: Log) -> None:
     orders = await log.topic("orders")
     await log.append("orders", 3)
     await commit(log, "billing", "orders", orders, 7)
     assert await log.engine.rows(LAG) == [["billing", "orders", 0, 7, 3, 0]]
 
 
-async def test_an_offset_below_0_counts_as_the_first(log: Log) -> None:
+async def test_lag_of_an_offset_below_0_is_that_of_offset_0(log: Log) -> None:
     orders = await log.topic("orders")
     log.now_ms = time.time_ns() // 1_000_000
     await log.append("orders", 3)
@@ -133,7 +135,7 @@ async def test_an_offset_below_0_counts_as_the_first(log: Log) -> None:
     assert await lag_seconds(log) < HOUR_S
 
 
-async def test_offsets_of_a_topic_that_was_made_again_do_not_show(log: Log) -> None:
+async def test_offsets_of_a_topic_that_was_created_again_are_not_shown(log: Log) -> None:
     before = await log.topic("orders")
     await log.append("orders", 3)
     await commit(log, "billing", "orders", before, 1)
@@ -143,7 +145,7 @@ async def test_offsets_of_a_topic_that_was_made_again_do_not_show(log: Log) -> N
     assert await log.engine.rows("SELECT * FROM current_offsets") == []
 
 
-async def test_seconds_are_since_the_oldest_record_that_is_not_committed(
+async def test_lag_in_seconds_is_the_age_of_the_oldest_uncommitted_record(
     log: Log, rollup: Rollup
 ) -> None:
     orders = await log.topic("orders")
@@ -160,7 +162,9 @@ async def test_seconds_are_since_the_oldest_record_that_is_not_committed(
     assert await lag_seconds(log) == 0
 
 
-async def test_seconds_are_told_from_the_place_in_its_minute(log: Log, rollup: Rollup) -> None:
+async def test_lag_in_seconds_is_estimated_by_the_place_of_the_record_in_its_minute(
+    log: Log, rollup: Rollup
+) -> None:
     log.now_ms -= log.now_ms % MINUTE
     orders = await log.topic("orders")
     for _ in range(12):
@@ -295,7 +299,7 @@ async def test_topic_stats_has_a_row_per_topic(log: Log, rollup: Rollup) -> None
 @pytest.mark.parametrize(
     "setting", ["join_use_nulls = 1", "enable_analyzer = 1", "max_threads = 1"]
 )
-async def test_views_answer_under_the_settings_of_whoever_asks(
+async def test_views_give_the_same_rows_under_other_settings_of_the_caller(
     log: Log, rollup: Rollup, setting: str
 ) -> None:
     orders = await log.topic("orders", 2)
@@ -313,7 +317,7 @@ async def test_views_answer_under_the_settings_of_whoever_asks(
         assert rows == answer
 
 
-async def test_views_read_the_last_minutes_of_the_log_and_no_more(log: Log, rollup: Rollup) -> None:
+async def test_views_read_only_the_last_minutes_of_the_log(log: Log, rollup: Rollup) -> None:
     """A million records over an hour in merged parts, and groups behind in many places."""
     topic_id = await log.topic("big", 4)
     await log.engine.execute(
@@ -344,7 +348,7 @@ async def test_views_read_the_last_minutes_of_the_log_and_no_more(log: Log, roll
     assert read_rows(log, "SELECT * FROM current_offsets") < 1000
 
 
-async def test_after_a_burst_views_read_what_came_since_the_last_count_and_no_more(
+async def test_after_a_burst_views_read_only_the_rows_since_the_last_count(
     log: Log, rollup: Rollup
 ) -> None:
     """A million records within the minute that is not over, to all partitions of two topics."""

@@ -76,7 +76,7 @@ def large(records: int = 3, size: int = MIB - 100) -> bytes:
     return compressed(batch_of(*[Record(value=bytes(size))] * records))
 
 
-async def test_batches_behind_a_large_one_stay_in_order(
+async def test_batches_after_a_large_one_stay_in_order(
     engine: EmbeddedEngine, lanes: Lanes
 ) -> None:
     log = make_log()
@@ -101,7 +101,7 @@ async def test_other_partitions_do_not_wait_for_large_batches(lanes: Lanes) -> N
     await asyncio.gather(*bombs)
 
 
-async def test_the_budget_is_never_exceeded_and_connections_take_turns(
+async def test_the_memory_budget_is_not_exceeded_and_connections_take_turns(
     scripted: ScriptedEngine, lanes: Lanes
 ) -> None:
     class Connection:
@@ -150,7 +150,7 @@ async def test_batches_that_cannot_be_accepted_are_refused_before_decompression(
 
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
-async def test_records_are_as_large_as_the_setting_allows_whatever_their_topic_accepts(
+async def test_a_record_may_be_as_large_as_decompressed_max_bytes_whatever_its_topic_accepts(
     lanes: Lanes, codec: int
 ) -> None:
     def of_letters(size: int) -> bytes:
@@ -184,7 +184,7 @@ async def test_a_batch_whose_client_has_left_is_not_decompressed(
     assert await outcome_of(expects_answer=False, log=log) == Appended(0, -1)
 
 
-async def test_a_stop_stores_large_batches_too(
+async def test_a_stop_stores_queued_large_batches(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
     lanes = Lanes(scripted)
@@ -195,7 +195,7 @@ async def test_a_stop_stores_large_batches_too(
     assert [(await one).base_offset for one in found] == [0, 3]
 
 
-async def test_a_lane_that_ends_refuses_what_waits_and_returns_the_room(
+async def test_a_lane_that_ends_refuses_waiting_large_batches_and_returns_their_memory(
     scripted: ScriptedEngine, lanes: Lanes
 ) -> None:
     log = make_log()

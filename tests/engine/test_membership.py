@@ -81,7 +81,7 @@ async def count(engine: ScriptedEngine, table: str) -> int:
 # --- Groups and members ---
 
 
-async def test_a_group_is_as_it_was_after_a_restart(
+async def test_a_restart_restores_groups_with_their_members(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     first = replace(member("a", 0, 1), assignment=ALL_BYTES, protocols=(("ü", ALL_BYTES),))
@@ -158,7 +158,7 @@ async def test_members_are_written_before_their_group_and_only_those_that_change
     assert everything(await reloaded(scripted, lane, clock)) == everything(cache)
 
 
-async def test_members_that_leave_are_gone(
+async def test_members_that_left_stay_removed_after_a_restart(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), member("b"), member("c")))
@@ -172,7 +172,7 @@ async def test_members_that_leave_are_gone(
     assert everything(await reloaded(scripted, lane, clock)) == everything(cache)
 
 
-async def test_a_dead_group_is_gone_and_may_be_made_again(
+async def test_a_dead_group_is_removed_and_can_be_created_again(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     for generation in range(3):
@@ -187,7 +187,7 @@ async def test_a_dead_group_is_gone_and_may_be_made_again(
         assert await scripted.rows("SELECT * FROM group_members") == []
 
 
-async def test_versions_only_grow(
+async def test_versions_of_groups_grow_also_when_the_clock_is_set_back(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     versions = []
@@ -203,7 +203,7 @@ async def test_versions_only_grow(
     assert cache.next_version(clock()) > record.version
 
 
-async def test_people_see_groups_members_and_who_reads_what(
+async def test_the_views_show_groups_members_and_assignments(
     scripted: ScriptedEngine, clock: Clock, cache: SharedCache
 ) -> None:
     odd = replace(member("odd"), assignment=b"\xff\xff\xff")
@@ -250,7 +250,7 @@ async def test_a_change_that_is_refused_is_not_seen(
 
 
 @pytest.mark.parametrize("fault", ["unknown", "unknown though stored"])
-async def test_a_change_of_unknown_outcome_is_made_once(
+async def test_a_change_of_unknown_outcome_is_stored_once(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache, fault: str
 ) -> None:
     scripted.faults.extend([fault, None, fault])
@@ -259,7 +259,7 @@ async def test_a_change_of_unknown_outcome_is_made_once(
     assert await count(scripted, "consumer_group_versions") == 1
 
 
-async def test_after_a_change_that_was_stored_by_half_the_next_one_is_stored_whole(
+async def test_after_a_partly_stored_change_the_next_one_is_stored_completely(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     """The rows of its members are in the table; the next record may not agree with them."""
@@ -324,7 +324,7 @@ async def test_a_group_whose_member_was_being_removed_at_a_crash_has_to_rebalanc
     assert again.leader == "a"
 
 
-async def test_members_of_a_group_that_never_came_to_be_are_gone(
+async def test_members_of_a_group_that_a_crash_left_without_its_row_are_removed(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), group_id="ended"))
@@ -341,7 +341,7 @@ async def test_members_of_a_group_that_never_came_to_be_are_gone(
     assert await count(scripted, "group_members") == 2
 
 
-async def test_a_start_cleans_up_after_those_who_are_gone(
+async def test_a_start_removes_rows_of_dead_groups_and_of_members_that_left(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     for n in range(5):
@@ -356,7 +356,7 @@ async def test_a_start_cleans_up_after_those_who_are_gone(
     assert everything(await reloaded(scripted, lane, clock)) == everything(cache)
 
 
-async def test_a_start_goes_on_when_it_cannot_clean_up(
+async def test_a_start_succeeds_although_its_clean_up_fails(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
@@ -367,7 +367,7 @@ async def test_a_start_goes_on_when_it_cannot_clean_up(
 # --- Heartbeats ---
 
 
-async def test_heartbeats_are_known_at_once_and_written_behind(
+async def test_heartbeats_are_known_at_once_and_written_later_in_one_insert(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), member("b")))
@@ -406,7 +406,7 @@ async def test_heartbeats_that_could_not_be_written_are_written_later(
     assert again.heartbeats.last_ms("g", "b") == clock() + 9
 
 
-async def test_heartbeats_of_members_that_are_gone_are_forgotten(
+async def test_heartbeats_of_members_that_left_are_forgotten(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     for group_id in ("g", "h"):
@@ -425,7 +425,7 @@ async def test_heartbeats_of_members_that_are_gone_are_forgotten(
 # --- Other brokers ---
 
 
-async def test_groups_that_another_broker_stores_are_seen(
+async def test_groups_that_another_broker_stored_are_seen_after_a_refresh(
     scripted: ScriptedEngine, clock: Clock, cache: SharedCache, other: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("mine"), group_id="mine"))
@@ -447,7 +447,7 @@ async def test_groups_that_another_broker_stores_are_seen(
     assert cache.heartbeats.last_ms("g", "a") is None
 
 
-async def test_the_higher_version_wins_whoever_wrote_it(
+async def test_the_higher_version_of_a_group_wins_whichever_broker_wrote_it(
     scripted: ScriptedEngine, clock: Clock, cache: SharedCache, other: SharedCache
 ) -> None:
     await scripted.execute("SYSTEM STOP MERGES")  # they would hide older rows
@@ -467,7 +467,7 @@ async def test_the_higher_version_wins_whoever_wrote_it(
     assert everything(other) == {"g": record}
 
 
-async def test_a_group_that_another_broker_is_writing_is_seen_when_it_is_whole(
+async def test_a_group_that_another_broker_is_writing_is_seen_when_it_is_complete(
     scripted: ScriptedEngine,
     lane: RowLane,
     clock: Clock,
@@ -489,7 +489,7 @@ async def test_a_group_that_another_broker_is_writing_is_seen_when_it_is_whole(
     assert everything(cache) == everything(other)
 
 
-async def test_heartbeats_of_long_ago_are_not_read(
+async def test_heartbeats_older_than_two_minutes_are_not_read(
     scripted: ScriptedEngine, clock: Clock, cache: SharedCache, other: SharedCache
 ) -> None:
     await other.store(group(other, clock, member("a"), member("b")))
@@ -504,7 +504,7 @@ async def test_heartbeats_of_long_ago_are_not_read(
 # --- The worker ---
 
 
-async def test_the_worker_reads_writes_and_outlives_refusals(
+async def test_the_worker_reads_groups_writes_heartbeats_and_survives_refusals(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, other: SharedCache
 ) -> None:
     offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
@@ -548,7 +548,7 @@ async def test_the_last_heartbeats_are_written_when_the_worker_stops(
     assert again.heartbeats.last_ms("g", "a") == clock() + 1
 
 
-async def test_a_defect_ends_the_worker_and_is_there_to_be_found(
+async def test_an_unexpected_error_ends_the_worker_and_is_the_result_of_its_task(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: object) -> None:
@@ -586,7 +586,7 @@ async def test_a_single_broker_writes_heartbeats_and_reads_no_groups(
         await worker.close()
 
 
-async def test_a_broker_that_is_alone_asks_one_question_a_round(
+async def test_a_single_broker_sends_one_query_per_refresh(
     scripted: ScriptedEngine, clock: Clock, cache: SharedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
@@ -649,7 +649,7 @@ asyncio.run(main())
 
 @pytest.mark.test_all
 @pytest.mark.usefixtures("alone")
-async def test_acknowledged_group_changes_are_there_after_a_kill(tmp_path: Path) -> None:
+async def test_acknowledged_group_changes_survive_a_kill(tmp_path: Path) -> None:
     """And every group is one that was, or one that has to rebalance."""
     clock = Clock(time.time_ns() // 1_000_000)
     for changes in (1, 40, 97):

@@ -52,7 +52,7 @@ COLUMNS = {
 }
 
 
-async def test_blocks_that_the_engine_wrote_are_the_same_rows_as_one(
+async def test_merged_blocks_of_the_engine_have_the_rows_of_the_separate_blocks(
     engine: EmbeddedEngine,
 ) -> None:
     """LowCardinality has indexes of one and of two bytes in them."""
@@ -80,7 +80,9 @@ async def test_blocks_that_the_engine_wrote_are_the_same_rows_as_one(
     assert rows == await engine.rows("SELECT * FROM separate ORDER BY n")
 
 
-async def test_blocks_of_the_log_are_the_same_rows_as_one(engine: EmbeddedEngine) -> None:
+async def test_merged_blocks_of_the_log_have_the_rows_of_the_separate_blocks(
+    engine: EmbeddedEngine,
+) -> None:
     blocks = []
     for number in range(300):
         builder = COMPILED.BlockBuilder(1_700_000_000_000)

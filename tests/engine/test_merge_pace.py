@@ -82,7 +82,9 @@ async def test_parts_of_large_rounds_are_not_merged_until_the_load_ends(data_dir
 
 
 @pytest.mark.usefixtures("long_pause")
-async def test_merges_go_on_after_a_pause_and_wait_again_afterwards(data_dir: Path) -> None:
+async def test_merges_resume_after_a_pause_and_wait_again_at_the_next_large_round(
+    data_dir: Path,
+) -> None:
     async with journal(data_dir, ROUNDS_OF_FOUR) as opened:
         for first in (0, 8):
             await append(opened, first, 4)
@@ -93,7 +95,7 @@ async def test_merges_go_on_after_a_pause_and_wait_again_afterwards(data_dir: Pa
                 await until_setting(opened, False)
 
 
-async def test_only_large_rounds_of_the_log_count(
+async def test_large_rounds_of_the_log_delay_merges_and_other_rounds_do_not(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[None] = []
@@ -129,7 +131,7 @@ async def test_a_merge_setting_left_by_a_crash_is_removed_at_the_next_start(data
 
 
 @pytest.mark.usefixtures("long_pause")
-async def test_an_engine_that_refuses_the_setting_stops_nothing(
+async def test_an_engine_that_refuses_the_merge_setting_causes_a_warning_and_no_error(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with journal(data_dir) as opened:

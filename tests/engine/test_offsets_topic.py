@@ -67,11 +67,13 @@ def values(found: list[Row]) -> list[int]:
 @pytest.mark.parametrize(
     ("group_id", "java_hash"), [("", 0), ("hello", 99162322), ("é", 233), ("group", 98629247)]
 )
-def test_a_group_is_in_the_partition_that_it_has_in_kafka(group_id: str, java_hash: int) -> None:
+def test_a_group_has_the_same_partition_of_the_offsets_topic_as_in_kafka(
+    group_id: str, java_hash: int
+) -> None:
     assert kafka_partition(group_id) == java_hash % 50
 
 
-async def test_a_partition_begins_with_what_is_current_and_follows(
+async def test_a_partition_begins_with_the_current_offsets_and_then_gets_each_commit(
     groups: GroupCoordinator, topic: OffsetsTopic
 ) -> None:
     await commit(groups, 1)
@@ -89,7 +91,7 @@ async def test_a_partition_begins_with_what_is_current_and_follows(
     assert records(topic, first + 2)[-2:] == found[-2:]
 
 
-async def test_a_group_of_another_partition_is_not_there(
+async def test_a_partition_has_no_commits_of_groups_of_other_partitions(
     groups: GroupCoordinator, topic: OffsetsTopic
 ) -> None:
     await topic.open(PARTITION)
@@ -151,7 +153,7 @@ async def test_filling_a_partition_yields_while_it_skips_many_groups(
     assert turns >= 10
 
 
-async def test_a_partition_that_nobody_reads_is_dropped_and_begins_higher_the_next_time(
+async def test_an_unread_partition_is_dropped_and_opened_again_with_higher_offsets(
     groups: GroupCoordinator, topic: OffsetsTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offsets_topic, "_UNREAD_S", 0.05)

@@ -42,7 +42,7 @@ async def offsets(find: Callable[[str], Awaitable[list[Row]]]) -> list[int]:
     return [offset for (offset,) in await find("SELECT offset FROM messages ORDER BY offset")]
 
 
-async def test_rows_are_those_of_the_native_block(data_dir: Path) -> None:
+async def test_a_packed_block_gives_the_same_rows_as_its_native_block(data_dir: Path) -> None:
     batches = [
         batch_of(
             Record(key=b"k", value=b"\0\xff", headers=((b"h", b"x"), (b"i", None))),
@@ -69,7 +69,7 @@ async def test_rows_are_those_of_the_native_block(data_dir: Path) -> None:
     assert len(rows["packed"]) == 10
 
 
-async def test_native_and_packed_blocks_follow_each_other(data_dir: Path) -> None:
+async def test_native_and_packed_blocks_can_alternate_in_the_journal(data_dir: Path) -> None:
     """The journal of an older version has Native blocks, and new ones follow them."""
     async with journal(data_dir) as opened:
         for offset in range(20):
@@ -80,7 +80,7 @@ async def test_native_and_packed_blocks_follow_each_other(data_dir: Path) -> Non
         assert await offsets(opened.rows) == list(range(20))
 
 
-def test_blocks_of_one_kind_that_follow_each_other_are_one_insert() -> None:
+def test_consecutive_blocks_of_one_kind_become_one_insert() -> None:
     native = block(LOG_ROWS, [log_row(0)])
     kinds = [packed_row(0), packed_row(1), native, native, packed_row(2)]
     blocks = [
@@ -91,7 +91,7 @@ def test_blocks_of_one_kind_that_follow_each_other_are_one_insert() -> None:
     assert found == [(COLUMN_LIST, 2, True), ("topic, offset", 2, False), (COLUMN_LIST, 1, True)]
 
 
-async def test_a_round_is_as_large_as_its_native_block(data_dir: Path) -> None:
+async def test_the_size_of_a_round_is_counted_in_bytes_of_native_blocks(data_dir: Path) -> None:
     batch = batch_of(*[Record(value=b"x" * 10)] * 100)
     one = log_builder(batch).pack()
     assert native_bytes(one) > 3 * len(one)
@@ -120,7 +120,7 @@ async def _drained(opened: JournaledEngine) -> bool:
     return not opened.streams[0].waits
 
 
-async def test_a_table_that_may_refuse_rows_gets_each_block_itself(data_dir: Path) -> None:
+async def test_blocks_of_a_table_with_a_constraint_are_inserted_one_by_one(data_dir: Path) -> None:
     async with journal(data_dir) as opened:
         await opened.embedded.execute("ALTER TABLE messages ADD CONSTRAINT few CHECK offset < 2")
     async with journal(data_dir) as opened:

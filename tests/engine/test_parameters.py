@@ -44,7 +44,7 @@ texts = st.text(max_size=30) | st.text(st.sampled_from(NASTY), max_size=10)
 @example(NASTY)
 @example("")
 @settings(max_examples=150, deadline=None)
-def test_a_string_comes_back_as_it_was(
+def test_a_string_parameter_arrives_unchanged(
     loop: asyncio.AbstractEventLoop, opened: EmbeddedEngine, text: str
 ) -> None:
     rows = loop.run_until_complete(
@@ -56,7 +56,7 @@ def test_a_string_comes_back_as_it_was(
 @given(st.lists(texts, max_size=5))
 @example([NASTY, "", NASTY])
 @settings(max_examples=80, deadline=None)
-def test_a_list_comes_back_as_it_was(
+def test_a_list_parameter_arrives_unchanged(
     loop: asyncio.AbstractEventLoop, opened: EmbeddedEngine, items: list[str]
 ) -> None:
     rows = loop.run_until_complete(opened.rows("SELECT {a:Array(String)}", {"a": items}))
@@ -66,7 +66,7 @@ def test_a_list_comes_back_as_it_was(
 @given(st.dictionaries(texts, texts, max_size=5))
 @example({NASTY: NASTY, "": ""})
 @settings(max_examples=80, deadline=None)
-def test_a_map_comes_back_as_it_was(
+def test_a_map_parameter_arrives_unchanged(
     loop: asyncio.AbstractEventLoop, opened: EmbeddedEngine, pairs: dict[str, str]
 ) -> None:
     rows = loop.run_until_complete(opened.rows("SELECT {m:Map(String, String)}", {"m": pairs}))
@@ -77,7 +77,7 @@ def test_a_map_comes_back_as_it_was(
 @example(-(2**63))
 @example(2**63 - 1)
 @settings(max_examples=50, deadline=None)
-def test_a_number_comes_back_as_it_was(
+def test_a_number_parameter_arrives_unchanged(
     loop: asyncio.AbstractEventLoop, opened: EmbeddedEngine, number: int
 ) -> None:
     rows = loop.run_until_complete(opened.rows("SELECT {n:Int64}", {"n": number}))
@@ -93,5 +93,5 @@ def test_a_parameter_is_never_read_as_sql(
     assert loop.run_until_complete(opened.rows(sql, {"t": "1"})) == [[1]]
 
 
-def test_without_parameters_no_texts_are_sent() -> None:
+def test_a_statement_without_parameters_sends_no_parameter_texts() -> None:
     assert parameter_texts(None) == parameter_texts({}) == {}

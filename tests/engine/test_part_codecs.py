@@ -55,7 +55,9 @@ async def test_parts_of_the_log_are_compressed_when_they_are_merged(
     assert together < 0.7 * (new + also_new)
 
 
-async def test_a_table_of_people_has_the_default_of_clickhouse(engine: EmbeddedEngine) -> None:
+async def test_a_table_of_a_user_has_the_default_codec_of_clickhouse(
+    engine: EmbeddedEngine,
+) -> None:
     columns = "offset UInt64, key String, value String"
     await engine.execute(f"CREATE TABLE own ({columns}) ORDER BY offset")
     (first, new), (second, also_new), (merged, together) = await two_parts_then_one(engine, "own")
@@ -75,7 +77,7 @@ async def test_small_tables_are_compressed(engine: EmbeddedEngine) -> None:
     assert [codec for codec, _ in await parts(engine, "topic_versions")] == ["LZ4"]
 
 
-async def test_rows_that_are_there_stay(engine: EmbeddedEngine) -> None:
+async def test_changing_the_codecs_keeps_the_rows_of_the_log(engine: EmbeddedEngine) -> None:
     await engine.execute(f"INSERT INTO messages (offset, key, value) {ROWS} FROM numbers(1000)")
     read = "SELECT count(), sum(cityHash64(offset, key, value)) FROM messages"
     before = await engine.rows(read)
@@ -85,7 +87,7 @@ async def test_rows_that_are_there_stay(engine: EmbeddedEngine) -> None:
     assert await engine.rows(read) == before
 
 
-async def test_the_log_is_changed_once(
+async def test_the_codecs_of_the_log_are_changed_once(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await set_part_codecs(engine)
@@ -99,7 +101,7 @@ async def test_the_log_is_changed_once(
     assert await migrate(engine) == []
 
 
-async def test_on_a_low_disk_the_next_start_changes_it(
+async def test_on_a_low_disk_the_codecs_are_changed_at_the_next_start(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     definition = "SELECT create_table_query FROM system.tables WHERE name = 'messages'"
@@ -113,7 +115,9 @@ async def test_on_a_low_disk_the_next_start_changes_it(
     assert await engine.rows(definition) != before
 
 
-async def test_a_column_with_another_codec_gets_its_own_again(engine: EmbeddedEngine) -> None:
+async def test_a_column_whose_codec_was_changed_gets_the_default_codec_again(
+    engine: EmbeddedEngine,
+) -> None:
     await set_part_codecs(engine)
     await engine.execute("ALTER TABLE messages MODIFY COLUMN value CODEC(ZSTD(1))")
     await set_part_codecs(engine)
@@ -124,7 +128,7 @@ async def test_a_column_with_another_codec_gets_its_own_again(engine: EmbeddedEn
     assert rows == [["CODEC(Default)"]]
 
 
-async def test_free_memory_is_kept_longer_than_by_default(data_dir: Path) -> None:
+async def test_the_engine_keeps_free_memory_longer_than_by_default(data_dir: Path) -> None:
     """What jemalloc itself says, in this process."""
     engine = EmbeddedEngine(data_dir, 1, fsync=False)
     rows = await engine.rows("SELECT * FROM system.jemalloc_stats")
@@ -132,7 +136,7 @@ async def test_free_memory_is_kept_longer_than_by_default(data_dir: Path) -> Non
     assert "opt.dirty_decay_ms: 30000" in str(rows)
 
 
-async def test_files_of_parts_are_written_in_small_pieces(engine: EmbeddedEngine) -> None:
+async def test_parts_are_written_in_compressed_blocks_of_256_kib(engine: EmbeddedEngine) -> None:
     rows = await engine.rows(
         "SELECT value FROM system.merge_tree_settings WHERE name = 'max_compress_block_size'"
     )

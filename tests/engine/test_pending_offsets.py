@@ -72,7 +72,7 @@ async def test_offsets_of_an_aborted_transaction_never_become_visible(
         assert shown(offsets) == {1: 6}
 
 
-async def test_a_client_that_leaves_while_it_sends_leaves_nothing_behind_its_transaction(
+async def test_offsets_sent_by_a_client_that_disconnected_end_with_their_transaction(
     engine: EmbeddedEngine,
 ) -> None:
     async with started(engine) as (pending, offsets):
@@ -87,7 +87,9 @@ async def test_a_client_that_leaves_while_it_sends_leaves_nothing_behind_its_tra
         assert shown(offsets) == {}
 
 
-async def test_an_older_offset_hides_no_newer_commit(engine: EmbeddedEngine) -> None:
+async def test_a_transactional_offset_does_not_replace_a_newer_commit(
+    engine: EmbeddedEngine,
+) -> None:
     async with started(engine) as (pending, offsets):
         await pending.add(GROUP, COMMITTER, PRODUCER, [offset_of(0, 5)])
         await offsets.commit(GROUP, COMMITTER, [offset_of(0, 9)])
@@ -97,7 +99,7 @@ async def test_an_older_offset_hides_no_newer_commit(engine: EmbeddedEngine) -> 
         assert shown(offsets) == {0: 9}
 
 
-async def test_a_marker_that_comes_again_ends_nothing_of_the_next_transaction(
+async def test_a_repeated_marker_does_not_end_the_next_transaction(
     engine: EmbeddedEngine,
 ) -> None:
     """In version 2 the marker has the epoch that the next transaction has."""
@@ -110,7 +112,7 @@ async def test_a_marker_that_comes_again_ends_nothing_of_the_next_transaction(
         assert (shown(offsets), list(pending.unstable(GROUP))) == ({0: 5}, [(TOPIC, 0)])
 
 
-async def test_a_marker_of_a_coordinator_with_a_successor_is_refused(
+async def test_a_marker_of_an_earlier_coordinator_is_refused(
     engine: EmbeddedEngine,
 ) -> None:
     async with started(engine) as (pending, _):
@@ -121,7 +123,9 @@ async def test_a_marker_of_a_coordinator_with_a_successor_is_refused(
         pending.check_coordinator(PRODUCER.producer_id + 1, 1)
 
 
-async def test_groups_that_move_take_what_was_sent_to_them_along(engine: EmbeddedEngine) -> None:
+async def test_groups_that_move_to_another_broker_take_their_pending_offsets_along(
+    engine: EmbeddedEngine,
+) -> None:
     async with started(engine) as (before, _), started(engine) as (after, _):
         await before.add(GROUP, COMMITTER, PRODUCER, [offset_of(0, 5)])
         before.verifying[GROUP, PRODUCER.producer_id] = object()

@@ -129,7 +129,7 @@ def batches(*firsts: int, producer_id: int = PRODUCER, epoch: int = 0) -> list[B
 
 @pytest.mark.parametrize("known", ["in memory", "in rows of an earlier leader"])
 @pytest.mark.parametrize("below", [11, 12, 13])
-async def test_the_next_leader_finds_duplicates_of_deleted_batches_and_what_comes_next(
+async def test_the_next_leader_finds_duplicates_of_deleted_batches_and_the_next_sequence(
     house: Leaders, known: str, below: int
 ) -> None:
     await house.send(*batches(0, 2, 4, 6, 8, 10))
@@ -145,7 +145,7 @@ async def test_the_next_leader_finds_duplicates_of_deleted_batches_and_what_come
     assert await house.send(*unknown) == [OutOfOrderSequenceNumber]
 
 
-async def test_states_follow_a_log_start_that_moves_through_leaders(house: Leaders) -> None:
+async def test_producer_states_survive_log_starts_raised_by_several_leaders(house: Leaders) -> None:
     house.log.leader_epoch = LEADER_EPOCH
     for first in range(0, 24, 4):
         assert await house.send(*batches(first, first + 2)) == [first, first + 2]
@@ -156,7 +156,7 @@ async def test_states_follow_a_log_start_that_moves_through_leaders(house: Leade
     assert await house.send(*batches(24)) == [24]
 
 
-async def test_rows_that_compaction_removed_between_others_are_known_with_those(
+async def test_the_next_leader_knows_batches_that_compaction_removed_between_others(
     house: Leaders,
 ) -> None:
     await house.send(*batches(0, 2, producer_id=OTHER), *batches(0, 2, 4))
@@ -172,7 +172,7 @@ async def test_rows_that_compaction_removed_between_others_are_known_with_those(
     assert await house.send(*batches(6), *batches(4, producer_id=OTHER)) == [10, 12]
 
 
-async def test_of_a_transaction_the_last_sequence_and_the_coordinator_survive(
+async def test_the_last_sequence_and_coordinator_epoch_survive_the_deletion_of_a_transaction(
     house: Leaders,
 ) -> None:
     await house.send(*batches(0, epoch=2))
@@ -187,7 +187,7 @@ async def test_of_a_transaction_the_last_sequence_and_the_coordinator_survive(
 
 
 @pytest.mark.parametrize("where", ["in the log", "deleted", "deleted and swept", "read again"])
-async def test_the_coordinator_is_known_however_much_was_written_since_its_marker(
+async def test_the_coordinator_epoch_is_known_however_much_was_written_after_its_marker(
     house: Leaders, where: str
 ) -> None:
     await house.send(*batches(0, epoch=2))
@@ -208,7 +208,9 @@ async def test_the_coordinator_is_known_however_much_was_written_since_its_marke
     assert [known.first for known in entry.ranges] == [10, 12, 14, 16, 18]
 
 
-async def test_a_marker_alone_keeps_the_epoch(house: Leaders) -> None:
+async def test_the_producer_epoch_survives_the_deletion_of_a_marker_without_records(
+    house: Leaders,
+) -> None:
     await house.send(plain(b"x"))
     await house.end_transaction(PRODUCER, 4, coordinator_epoch=1)
     house.change()
@@ -217,7 +219,7 @@ async def test_a_marker_alone_keeps_the_epoch(house: Leaders) -> None:
     assert await house.send(*batches(0, epoch=3)) == [InvalidProducerEpoch]
 
 
-async def test_a_block_that_is_refused_while_rows_are_deleted_takes_nothing_with_it(
+async def test_a_block_refused_while_rows_are_deleted_does_not_change_producer_states(
     house: Leaders,
 ) -> None:
     await house.send(*batches(0, 2))
@@ -247,7 +249,7 @@ async def test_the_log_start_moves_only_when_the_states_are_stored(house: Leader
     assert tables == [PRODUCER_STATES.name, PRODUCER_STATES.name, CHECKPOINTS.name]
 
 
-async def test_a_checkpoint_that_is_stored_on_one_engine_of_several_lets_nothing_be_forgotten(
+async def test_a_producer_is_not_forgotten_if_the_checkpoint_was_stored_on_only_one_engine(
     house: Leaders,
 ) -> None:
     await house.send(*batches(0, epoch=2))
@@ -262,7 +264,7 @@ async def test_a_checkpoint_that_is_stored_on_one_engine_of_several_lets_nothing
 
 
 @pytest.mark.parametrize("adopted", [True, False])
-async def test_a_start_that_an_earlier_leader_stored_brings_its_states(
+async def test_a_log_start_stored_by_an_earlier_leader_comes_with_its_producer_states(
     house: Leaders, adopted: bool
 ) -> None:
     await house.send(*batches(0, 2))
@@ -276,7 +278,7 @@ async def test_a_start_that_an_earlier_leader_stored_brings_its_states(
     assert await house.send(*batches(4), *batches(2)) == [6, 2]
 
 
-async def test_of_a_transaction_whose_records_an_earlier_leader_removed_the_sequence_is_known(
+async def test_the_sequence_is_known_when_an_earlier_leader_removed_records_but_not_the_marker(
     house: Leaders,
 ) -> None:
     await house.send(*batches(0, epoch=2))
@@ -289,7 +291,7 @@ async def test_of_a_transaction_whose_records_an_earlier_leader_removed_the_sequ
     assert await house.send(*batches(2, epoch=2)) == [5]
 
 
-async def test_states_on_several_engines_count_once(house: Leaders) -> None:
+async def test_producer_states_on_several_engines_are_counted_once(house: Leaders) -> None:
     await house.send(*batches(0, 2), plain(b"x"), *batches(4))
     await house.delete(5)
     house.change()
@@ -299,7 +301,7 @@ async def test_states_on_several_engines_count_once(house: Leaders) -> None:
 
 
 @pytest.mark.parametrize("at_once", [5, 8192])
-async def test_many_producers_are_stored_in_portions(
+async def test_states_of_many_producers_are_stored_in_portions(
     house: Leaders, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(states_module, "_ROWS_AT_ONCE", at_once)
@@ -326,7 +328,7 @@ async def test_producer_states_are_stored_once_and_only_of_idempotent_producers(
     assert house.scripted.tables.count(PRODUCER_STATES.name) == 2
 
 
-async def test_a_producer_that_has_expired_is_not_stored_and_may_begin_anywhere(
+async def test_an_expired_producer_is_not_stored_and_may_begin_with_any_sequence(
     house: Leaders,
 ) -> None:
     await house.send(*batches(0))
@@ -338,7 +340,9 @@ async def test_a_producer_that_has_expired_is_not_stored_and_may_begin_anywhere(
     assert await house.send(*batches(6)) == [2]
 
 
-async def test_states_expire_and_the_checkpoint_says_so(house: Leaders) -> None:
+async def test_expired_producer_states_are_deleted_and_the_checkpoint_notes_it(
+    house: Leaders,
+) -> None:
     await house.send(*batches(0))
     await house.delete(2)
     at_ms = wall_ms()
@@ -377,7 +381,9 @@ async def test_the_sweep_keeps_the_last_batches_of_each_producer_and_none_of_a_d
     assert await house.states_stored() == 0
 
 
-async def test_a_sweep_waits_for_no_disk_and_is_not_repeated_meanwhile(house: Leaders) -> None:
+async def test_a_sweep_does_not_wait_for_the_engine_and_is_not_repeated_meanwhile(
+    house: Leaders,
+) -> None:
     """The engine makes the change when it has space; here when it is told to."""
     await house.send(*batches(0))
     await house.delete(2)
@@ -392,7 +398,7 @@ async def test_a_sweep_waits_for_no_disk_and_is_not_repeated_meanwhile(house: Le
     assert await house.states_stored() == 0
 
 
-async def test_a_checkpoint_of_a_version_without_states_lets_a_producer_begin_anywhere(
+async def test_a_checkpoint_of_a_version_without_states_lets_a_producer_begin_with_any_sequence(
     house: Leaders,
 ) -> None:
     await house.engine.execute(

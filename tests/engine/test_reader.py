@@ -122,7 +122,7 @@ def appended(draw: st.DrawFn) -> list[Batch]:
 @settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-async def test_every_record_comes_back_as_the_tail_has_it(
+async def test_a_cold_read_gives_the_same_records_as_the_tail_cache(
     engine: EmbeddedEngine,
     batches: list[Batch],
     log_append_time: bool,
@@ -140,7 +140,7 @@ async def test_every_record_comes_back_as_the_tail_has_it(
 
 
 @pytest.mark.usefixtures("small_segments")
-async def test_from_any_offset_the_batch_that_holds_it_comes_first(
+async def test_a_read_from_any_offset_begins_with_the_batch_that_holds_it(
     engine: EmbeddedEngine, reader: ColdReader
 ) -> None:
     rnd = random.Random(1)
@@ -174,7 +174,7 @@ async def test_a_read_returns_at_most_max_bytes_but_always_one_batch(
     assert offset == 2000
 
 
-async def test_large_records_come_back_one_by_one(
+async def test_large_records_are_read_one_by_one(
     engine: EmbeddedEngine, reader: ColdReader
 ) -> None:
     rnd = random.Random(1)
@@ -186,7 +186,7 @@ async def test_large_records_come_back_one_by_one(
     assert kept_bytes(reader) < 64 << 20
 
 
-async def test_the_first_read_of_large_records_waits_for_few_of_them(
+async def test_the_first_read_of_large_records_reads_few_of_them(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
 ) -> None:
     """With a limit of less than one: a fetch of 1,000 of them once took 8.9 s."""
@@ -246,7 +246,9 @@ async def test_a_large_range_is_kept_in_pieces(
     assert scripted.reads == 1
 
 
-async def test_gaps_are_skipped(engine: EmbeddedEngine, reader: ColdReader) -> None:
+async def test_a_read_skips_offsets_that_were_removed(
+    engine: EmbeddedEngine, reader: ColdReader
+) -> None:
     log = await filled(engine, plain(*(b"%d" % n for n in range(100))))
     await engine.execute("DELETE FROM messages WHERE offset % 10 != 5")
     rows = rows_of(await reader.read(log, 0, ALL))
@@ -274,7 +276,7 @@ async def test_reads_end_below_the_high_watermark(
     assert [row.value for row in rows_of(await reader.read(log, 2, ALL))] == [b"c"]
 
 
-async def test_partitions_and_topics_of_one_name_are_told_apart(
+async def test_a_read_tells_partitions_and_topics_of_one_name_apart(
     engine: EmbeddedEngine, reader: ColdReader
 ) -> None:
     topic = make_topic("same", 2)
@@ -285,7 +287,7 @@ async def test_partitions_and_topics_of_one_name_are_told_apart(
         assert [row.value for row in rows_of(await reader.read(log, 0, ALL))] == [b"%d" % number]
 
 
-async def test_producers_come_back_with_their_sequences(
+async def test_batches_of_a_read_have_their_producers_and_sequences(
     engine: EmbeddedEngine, reader: ColdReader
 ) -> None:
     log = await filled(
@@ -338,7 +340,7 @@ async def test_a_reader_that_catches_up_finds_the_next_range_read_ahead(
     assert header_of(batch).base_offset == first.end
 
 
-async def test_ranges_that_follow_each_other_are_one_query(
+async def test_consecutive_ranges_are_read_by_one_query(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader, small_segments: None
 ) -> None:
     log = await several_segments(engine, tail_bytes=0)
@@ -348,7 +350,7 @@ async def test_ranges_that_follow_each_other_are_one_query(
     assert scripted.reads == 1
 
 
-async def test_a_fetch_of_a_whole_range_begins_the_next_one(
+async def test_a_read_of_a_whole_range_reads_the_next_one_ahead(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader, small_segments: None
 ) -> None:
     log = await several_segments(engine, tail_bytes=0)
@@ -379,7 +381,7 @@ async def test_ranges_that_the_tail_cache_has_are_not_read_ahead(
 
 
 @pytest.mark.usefixtures("small_segments")
-async def test_a_read_ahead_that_fails_is_the_next_readers_query(
+async def test_a_range_whose_read_ahead_failed_is_queried_by_the_next_reader(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
 ) -> None:
     log = await several_segments(engine, tail_bytes=0)
@@ -396,7 +398,7 @@ async def test_a_read_ahead_that_fails_is_the_next_readers_query(
     assert len(await read_all(reader, log, 1)) > 10
 
 
-async def test_a_query_that_fails_between_two_ranges_is_begun_again(
+async def test_a_query_that_fails_between_two_ranges_is_started_again(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader, small_segments: None
 ) -> None:
     log = await several_segments(engine, tail_bytes=0)
@@ -407,7 +409,7 @@ async def test_a_query_that_fails_between_two_ranges_is_begun_again(
     assert (scripted.failing_chunks, scripted.reads) == (0, 2)
 
 
-async def test_rows_removed_between_two_ranges_do_not_come(
+async def test_rows_removed_between_two_ranges_are_not_read(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader, small_segments: None
 ) -> None:
     log = await several_segments(engine, tail_bytes=0)
@@ -420,7 +422,7 @@ async def test_rows_removed_between_two_ranges_do_not_come(
     assert [row.offset for row in found] == list(range(1, 35_000, 2))
 
 
-async def test_open_queries_are_closed_when_nobody_goes_on(
+async def test_open_queries_are_closed_when_no_reader_continues(
     engine: EmbeddedEngine,
     scripted: ScriptedEngine,
     reader: ColdReader,
@@ -520,7 +522,7 @@ class MovedRows:
         return (self._engine,)
 
 
-async def test_rows_removed_at_the_end_of_a_range_are_not_the_end_of_the_log(
+async def test_a_read_continues_past_rows_removed_at_the_end_of_a_range(
     engine: EmbeddedEngine,
 ) -> None:
     log = await filled(engine, plain(*[b"x"] * 50), plain(*[b"y"] * 50), tail_bytes=0)
@@ -537,7 +539,7 @@ async def test_rows_removed_at_the_end_of_a_range_are_not_the_end_of_the_log(
 # --- What goes wrong ---
 
 
-async def test_a_client_that_leaves_ends_the_read_of_nobody_else(
+async def test_a_client_that_disconnects_does_not_end_the_read_of_others(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
 ) -> None:
     log = await filled(engine, plain(b"a", b"b"))
@@ -554,7 +556,7 @@ async def test_a_client_that_leaves_ends_the_read_of_nobody_else(
     assert scripted.reads == 1
 
 
-async def test_a_read_that_all_have_left_is_kept_for_the_next(
+async def test_a_read_whose_clients_all_disconnected_is_kept_for_the_next_reader(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
 ) -> None:
     log = await filled(engine, plain(b"a"))
@@ -569,7 +571,7 @@ async def test_a_read_that_all_have_left_is_kept_for_the_next(
     assert scripted.reads == 1
 
 
-async def test_a_read_that_fails_fails_for_all_who_wait_and_not_for_the_next(
+async def test_a_failed_read_fails_for_all_waiting_readers_and_not_for_the_next_one(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader
 ) -> None:
     log = await filled(engine, plain(b"a"))
@@ -581,7 +583,7 @@ async def test_a_read_that_fails_fails_for_all_who_wait_and_not_for_the_next(
     assert [row.value for row in rows_of(await reader.read(log, 0, ALL))] == [b"a"]
 
 
-async def test_closing_ends_reads_that_wait(
+async def test_closing_the_reader_cancels_waiting_reads(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
     reader = ColdReader(SingleRowSource(scripted), 1 << 20)

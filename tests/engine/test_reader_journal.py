@@ -73,7 +73,7 @@ async def append(engine: JournaledEngine, log: PartitionLog, cache: TailCache, r
     await appender.close()
 
 
-async def test_a_range_ends_where_rows_are_only_in_the_journal(
+async def test_a_cold_read_ends_before_rows_that_are_only_in_the_journal(
     journaled: JournaledEngine, reader: ColdReader
 ) -> None:
     log, cache = make_log(), TailCache(0, journaled)
@@ -91,7 +91,7 @@ async def test_a_range_ends_where_rows_are_only_in_the_journal(
 
 
 @pytest.mark.parametrize("seed", seeds(3))
-async def test_every_record_comes_once_while_blocks_move_from_the_journal_to_the_table(
+async def test_a_consumer_gets_every_record_once_while_blocks_move_from_the_journal_to_the_table(
     journaled: JournaledEngine, reader: ColdReader, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     monkeypatch.setattr(reader_module, "_SEGMENT_BYTES", 20_000)

@@ -91,7 +91,7 @@ def stored(batch: Batch, offset: int) -> list[Row]:
     return make.stored(batch, offset, leader_epoch=3)
 
 
-def test_every_column_holds_what_its_name_says(engine: ChdbProcess) -> None:
+def test_every_column_of_a_stored_record_has_the_right_value(engine: ChdbProcess) -> None:
     batch = batch_of(
         Record(-5, key=b"k", value=b"v", headers=((b"a", b"1"), (b"a", None), (b"", b""))),
         Record(2, key=None, value=None),
@@ -139,7 +139,7 @@ def test_every_column_holds_what_its_name_says(engine: ChdbProcess) -> None:
     }
 
 
-def test_null_is_not_empty(engine: ChdbProcess) -> None:
+def test_null_and_empty_keys_values_and_headers_read_back_as_they_were(engine: ChdbProcess) -> None:
     texts = [None, b"", b"\0", b"\xff\xfe", b"x" * 70_000]
     batch = batch_of(
         *[
@@ -152,7 +152,7 @@ def test_null_is_not_empty(engine: ChdbProcess) -> None:
     assert rows_in(engine) == stored(batch, 0)
 
 
-def test_any_timestamp_comes_back(engine: ChdbProcess) -> None:
+def test_any_timestamp_reads_back_unchanged(engine: ChdbProcess) -> None:
     low, high = make.INT64
     deltas = [0, 1, -1, high, low, high - 5, low + 5]
     batches = [
@@ -167,7 +167,7 @@ def test_any_timestamp_comes_back(engine: ChdbProcess) -> None:
     assert {row.timestamp_ms for row in expected} >= {low, high, -1, 0}
 
 
-def test_sequences_wrap_and_come_back(engine: ChdbProcess) -> None:
+def test_sequences_that_wrap_read_back_unchanged(engine: ChdbProcess) -> None:
     batch = batch_of(
         *[Record()] * 6, producer_id=2**63 - 1, producer_epoch=2**15 - 1, base_sequence=2**31 - 3
     )
@@ -177,7 +177,7 @@ def test_sequences_wrap_and_come_back(engine: ChdbProcess) -> None:
     assert [row.sequence for row in rows] == [2**31 - 3, 2**31 - 2, 2**31 - 1, 0, 1, 2]
 
 
-def test_flags_and_log_append_time_come_back(engine: ChdbProcess) -> None:
+def test_flags_and_log_append_time_read_back_unchanged(engine: ChdbProcess) -> None:
     marker = Record(key=b"\0\0\0\1", value=b"\0\0\0\0\0\0")
     batches = [
         batch_of(Record(), Record(5), attributes=0x10, producer_id=1, base_sequence=0),
@@ -203,7 +203,7 @@ def test_flags_and_log_append_time_come_back(engine: ChdbProcess) -> None:
     ]
 
 
-def test_gaps_that_compaction_leaves_stay_gaps(engine: ChdbProcess) -> None:
+def test_batches_keep_the_gaps_that_compaction_left(engine: ChdbProcess) -> None:
     batch = batch_of(*[Record(key=b"%d" % index) for index in range(10)])
     engine.insert(INSERT, builder_of(batch).finish())
     engine.query("DELETE FROM messages WHERE offset IN (0, 3, 4, 9)")
@@ -211,7 +211,7 @@ def test_gaps_that_compaction_leaves_stay_gaps(engine: ChdbProcess) -> None:
     assert rows_in(engine) == [rows[offset] for offset in (1, 2, 5, 6, 7, 8)]
 
 
-def test_topics_and_partitions_share_a_block_and_refused_batches_leave_no_rows(
+def test_a_block_has_rows_of_many_topics_and_none_of_refused_batches(
     engine: ChdbProcess,
 ) -> None:
     good = batch_of(Record(value=b"a"), Record(headers=((b"h", b"v"),)))
@@ -243,7 +243,7 @@ def test_each_batch_of_a_block_has_the_leader_epoch_it_was_given(engine: ChdbPro
     assert rows == [[partition, epoch, 2] for partition, epoch in enumerate(epochs)]
 
 
-def test_a_block_without_rows_is_no_rows(engine: ChdbProcess) -> None:
+def test_inserting_a_block_without_rows_stores_no_row(engine: ChdbProcess) -> None:
     engine.insert(
         INSERT, COMPILED.BlockBuilder(0).finish(), builder_of(batch_of(Record())).finish()
     )
@@ -251,7 +251,7 @@ def test_a_block_without_rows_is_no_rows(engine: ChdbProcess) -> None:
     assert rows_in(engine) == stored(batch_of(Record()), 0)
 
 
-def test_a_large_result_comes_in_several_blocks(engine: ChdbProcess) -> None:
+def test_a_result_of_several_blocks_is_encoded_completely(engine: ChdbProcess) -> None:
     batch = batch_of(*[Record(index, value=b"%d" % index) for index in range(5000)])
     engine.insert(INSERT, builder_of(batch).finish())
     block = engine.query(f"{SELECT} ORDER BY offset SETTINGS max_block_size = 512")
@@ -264,7 +264,7 @@ def test_a_large_result_comes_in_several_blocks(engine: ChdbProcess) -> None:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(make.batches(), min_size=1, max_size=4), now_ms=st.none() | st.just(99))
-def test_any_sound_batches_come_back(
+def test_any_valid_batches_read_back_unchanged(
     engine: ChdbProcess, batches: list[Batch], now_ms: int | None
 ) -> None:
     engine.query("TRUNCATE TABLE messages")

@@ -76,7 +76,7 @@ def before(batches: RefusedBatches, sequence: int, epoch: int = 0) -> type[Kafka
 
 
 @pytest.mark.parametrize("error", [NotLeaderOrFollower, KafkaStorageError, RequestTimedOut])
-def test_a_batch_behind_a_refused_one_is_refused_with_the_same_error(
+def test_a_batch_after_a_refused_one_is_refused_with_the_same_error(
     batches: RefusedBatches, error: type[KafkaError]
 ) -> None:
     note(batches, 5, error("for now"))
@@ -90,7 +90,9 @@ def test_a_batch_with_a_lasting_error_does_not_hold_up_others(batches: RefusedBa
     assert before(batches, 6) is None
 
 
-def test_partitions_topics_producers_and_epochs_are_apart(batches: RefusedBatches) -> None:
+def test_refusals_of_other_topics_producers_and_epochs_do_not_count(
+    batches: RefusedBatches,
+) -> None:
     note(batches, 5, topic_id=uuid4())
     note(batches, 5, producer_id=8)
     note(batches, 5, epoch=1)
@@ -98,13 +100,15 @@ def test_partitions_topics_producers_and_epochs_are_apart(batches: RefusedBatche
     assert before(batches, 6, epoch=1) is NotLeaderOrFollower
 
 
-def test_the_first_refused_batch_counts(batches: RefusedBatches) -> None:
+def test_the_earliest_refused_sequence_counts(batches: RefusedBatches) -> None:
     for sequence in (5, 6, 4, 7):
         note(batches, sequence)
     assert [before(batches, n) for n in (4, 5)] == [None, NotLeaderOrFollower]
 
 
-def test_sequences_wrap(batches: RefusedBatches) -> None:
+def test_a_refused_batch_holds_up_later_ones_across_the_wrap_of_sequences(
+    batches: RefusedBatches,
+) -> None:
     note(batches, LAST)
     assert before(batches, 0) is NotLeaderOrFollower
     assert before(batches, LAST - 1) is None
@@ -119,7 +123,7 @@ def test_a_refused_batch_is_settled_when_it_or_a_later_one_is_stored(
         assert before(batches, 9) is None
 
 
-def test_an_earlier_stored_batch_settles_no_refusal(batches: RefusedBatches) -> None:
+def test_storing_an_earlier_batch_does_not_settle_a_refusal(batches: RefusedBatches) -> None:
     note(batches, 5)
     stored(batches, 4)
     assert before(batches, 6) is NotLeaderOrFollower
@@ -131,7 +135,7 @@ def test_a_new_epoch_settles_a_refused_batch(batches: RefusedBatches) -> None:
     assert before(batches, 6) is None
 
 
-def test_an_earlier_epoch_changes_nothing(batches: RefusedBatches) -> None:
+def test_batches_of_an_earlier_epoch_do_not_change_a_refusal(batches: RefusedBatches) -> None:
     note(batches, 5, epoch=2)
     note(batches, 3, epoch=1)
     stored(batches, 9, epoch=1)
@@ -204,7 +208,7 @@ class Client:
         return self._log
 
 
-async def test_a_batch_that_comes_when_the_broker_has_begun_to_lead_waits_for_the_refused_one(
+async def test_a_batch_sent_to_a_new_leader_is_refused_until_the_refused_one_is_stored(
     engine: EmbeddedEngine, appender: Appender
 ) -> None:
     log = make_log(make_topic())
@@ -219,7 +223,7 @@ async def test_a_batch_that_comes_when_the_broker_has_begun_to_lead_waits_for_th
     assert await stored_values(engine, log) == [(n, f"{PRODUCER}/0/{n}") for n in range(4)]
 
 
-async def test_a_batch_behind_a_block_that_was_refused_waits_for_it(
+async def test_a_batch_after_a_refused_block_is_refused_until_that_block_is_stored(
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log(make_topic())
@@ -240,7 +244,7 @@ async def test_a_batch_behind_a_block_that_was_refused_waits_for_it(
 
 
 @pytest.mark.parametrize("soon", [True, False])
-async def test_a_later_batch_is_not_taken_for_the_first_of_a_producer_that_is_not_known(
+async def test_a_later_batch_of_an_unknown_producer_is_not_taken_for_its_refused_first_batch(
     appender: Appender, monkeypatch: pytest.MonkeyPatch, soon: bool
 ) -> None:
     if not soon:
@@ -256,7 +260,9 @@ async def test_a_later_batch_is_not_taken_for_the_first_of_a_producer_that_is_no
     assert await client.send(6, 7) == [0, 0]
 
 
-async def test_a_gap_that_no_refusal_explains_is_out_of_order(appender: Appender) -> None:
+async def test_a_gap_in_sequences_without_a_refused_batch_is_out_of_order(
+    appender: Appender,
+) -> None:
     client = Client(appender, make_log(make_topic()))
     assert await client.send(0, 2) == [0, OutOfOrderSequenceNumber.code]
     client.leads = False
@@ -266,7 +272,9 @@ async def test_a_gap_that_no_refusal_explains_is_out_of_order(appender: Appender
     assert await client.send(2, epoch=1) == [OutOfOrderSequenceNumber.code]
 
 
-async def test_who_does_not_lead_says_nothing_of_a_batch_that_is_none(appender: Appender) -> None:
+async def test_a_broker_that_does_not_lead_answers_not_leader_to_an_invalid_batch(
+    appender: Appender,
+) -> None:
     client = Client(appender, make_log(make_topic()), leads=False)
     for batch in (b"", b"garbage" * 20, numbered(0, 1).data):
         assert await client.send_batch(batch) == NotLeaderOrFollower.code

@@ -82,11 +82,11 @@ def registry(request: pytest.FixtureRequest) -> Registry:
     return found
 
 
-async def test_a_key_that_was_never_set_is_none(registry: Registry) -> None:
+async def test_a_key_that_was_never_set_has_no_value(registry: Registry) -> None:
     assert await registry.get("key") is None
 
 
-async def test_a_value_is_kept_with_a_version_that_grows(registry: Registry) -> None:
+async def test_each_change_of_a_key_raises_its_version(registry: Registry) -> None:
     assert await registry.compare_and_set("key", None, "first")
     first = await registry.get("key")
     assert first == Versioned("first", 1)
@@ -94,7 +94,7 @@ async def test_a_value_is_kept_with_a_version_that_grows(registry: Registry) -> 
     assert await registry.get("key") == Versioned("second", 2)
 
 
-async def test_keys_do_not_touch_each_other(registry: Registry) -> None:
+async def test_similar_keys_have_separate_values(registry: Registry) -> None:
     keys = ["a", "A", "a'", "a\\", "", "é"]
     for key in keys:
         assert await registry.compare_and_set(key, None, f"value of {key}")
@@ -107,7 +107,7 @@ async def test_keys_do_not_touch_each_other(registry: Registry) -> None:
     "expected",
     [None, Versioned("old", 1), Versioned("new", 1), Versioned("old", 2)],
 )
-async def test_with_another_expectation_nothing_is_set(
+async def test_a_change_that_expects_another_value_or_version_is_refused(
     registry: Registry, expected: Versioned | None
 ) -> None:
     await registry.compare_and_set("key", None, "old")
@@ -116,18 +116,20 @@ async def test_with_another_expectation_nothing_is_set(
     assert await registry.get("key") == Versioned("new", 2)
 
 
-async def test_a_key_that_is_not_there_cannot_be_expected(registry: Registry) -> None:
+async def test_a_change_that_expects_a_missing_key_is_refused(registry: Registry) -> None:
     assert not await registry.compare_and_set("key", Versioned("old", 1), "mine")
     assert await registry.get("key") is None
 
 
-async def test_a_version_that_was_never_there_is_not_set(embedded: TableRegistry) -> None:
+async def test_a_change_that_expects_a_future_version_is_refused_by_a_single_broker(
+    embedded: TableRegistry,
+) -> None:
     await embedded.compare_and_set("key", None, "old")
     assert not await embedded.compare_and_set("key", Versioned("old", 2), "mine")
     assert await embedded.get("key") == Versioned("old", 1)
 
 
-async def test_whether_a_newer_version_than_the_server_has_was_set_is_not_known(
+async def test_a_change_that_expects_a_version_newer_than_that_of_the_server_has_an_unknown_outcome(
     keeper_registry: KeeperRegistry,
 ) -> None:
     """The server may be behind, or the key was made again since: to be read again in any case."""
@@ -137,7 +139,7 @@ async def test_whether_a_newer_version_than_the_server_has_was_set_is_not_known(
     assert await keeper_registry.get("key") == Versioned("old", 1)
 
 
-async def test_of_many_changes_of_a_key_at_once_one_wins(registry: Registry) -> None:
+async def test_of_many_simultaneous_changes_of_a_key_one_succeeds(registry: Registry) -> None:
     for turn in range(5):
         before = await registry.get("key")
         won = await asyncio.gather(
@@ -161,7 +163,9 @@ async def test_a_value_survives_a_restart_and_merges(tmp_path: Path) -> None:
         await engine.close()
 
 
-async def test_producer_ids_are_given_once_whoever_asks(registry: Registry) -> None:
+async def test_producer_ids_are_given_once_by_brokers_that_share_a_registry(
+    registry: Registry,
+) -> None:
     """Two that share a registry, as brokers of a cluster will, and restarts between."""
     given: list[int] = []
     for _ in range(3):
@@ -173,7 +177,7 @@ async def test_producer_ids_are_given_once_whoever_asks(registry: Registry) -> N
     assert len(set(given)) == len(given)
 
 
-async def test_producer_ids_go_on_over_the_end_of_a_block(registry: Registry) -> None:
+async def test_producer_ids_continue_after_the_end_of_a_block(registry: Registry) -> None:
     ids = ProducerIds(registry)
     assert [await ids.next() for _ in range(1001)] == list(range(1001))
     assert await ids.load() == 2000
@@ -195,7 +199,9 @@ async def test_many_keys_are_created_in_one_change_except_those_that_exist(
     assert await registry.create(wanted) == {}
 
 
-async def test_of_several_who_create_the_same_keys_one_creates_each(registry: Registry) -> None:
+async def test_of_several_brokers_that_create_the_same_keys_one_creates_each(
+    registry: Registry,
+) -> None:
     wanted = [{f"k{n}": f"by {who}" for n in range(who, who + 20)} for who in range(0, 50, 10)]
     created = await asyncio.gather(*(registry.create(some) for some in wanted))
     assert sorted(key for some in created for key in some) == sorted(await registry.list(""))
@@ -218,7 +224,7 @@ async def test_keys_are_listed_by_prefix(registry: Registry) -> None:
     assert (await registry.list(""))["slots"] == Versioned("new", 2)
 
 
-async def test_a_key_is_deleted_as_it_is_expected_or_not_at_all(registry: Registry) -> None:
+async def test_a_key_is_deleted_only_if_it_is_as_expected(registry: Registry) -> None:
     await registry.compare_and_set("key", None, "old")
     await registry.compare_and_set("key", Versioned("old", 1), "new")
     await registry.compare_and_set("other", None, "stays")
@@ -233,7 +239,7 @@ async def test_deleting_a_missing_key_succeeds(registry: Registry) -> None:
     assert await registry.delete("key", Versioned("old", 1))
 
 
-async def test_a_deleted_key_can_be_made_again_and_not_be_changed(registry: Registry) -> None:
+async def test_a_deleted_key_can_be_created_again_but_not_changed(registry: Registry) -> None:
     await registry.compare_and_set("key", None, "old")
     await registry.delete("key", Versioned("old", 1))
     assert not await registry.compare_and_set("key", Versioned("old", 1), "changed")
@@ -241,13 +247,13 @@ async def test_a_deleted_key_can_be_made_again_and_not_be_changed(registry: Regi
     assert await registry.get("key") == Versioned("made again", 1)
 
 
-async def test_of_many_who_make_a_key_at_once_one_wins(registry: Registry) -> None:
+async def test_of_many_simultaneous_creations_of_a_key_one_succeeds(registry: Registry) -> None:
     won = await asyncio.gather(*(registry.compare_and_set("key", None, str(n)) for n in range(10)))
     assert won.count(True) == 1
     assert await registry.get("key") == Versioned(str(won.index(True)), 1)
 
 
-async def test_a_list_goes_on_while_keys_come_and_go(registry: Registry) -> None:
+async def test_keys_can_be_listed_while_others_are_created_and_deleted(registry: Registry) -> None:
     await registry.compare_and_set("a/stays", None, "here")
 
     async def come_and_go(key: str) -> None:
@@ -262,7 +268,7 @@ async def test_a_list_goes_on_while_keys_come_and_go(registry: Registry) -> None
     await asyncio.gather(come_and_go("a/one"), come_and_go("a/other"), look())
 
 
-async def test_every_change_of_many_who_count_together_counts_once(
+async def test_every_increment_by_several_clients_of_two_servers_counts_once(
     shard: EngineProcess, table: str
 ) -> None:
     """Whoever is told that they won did win, and nobody else; through two servers."""
@@ -327,7 +333,7 @@ async def answer_is_lost(run: Callable[[], Awaitable[None]]) -> None:
     raise EngineError("no answer in time")
 
 
-async def test_a_change_that_never_arrived_is_made_again(
+async def test_a_change_that_did_not_arrive_is_sent_again(
     shaken: KeeperRegistry, faulty: FaultyServer
 ) -> None:
     faulty.faults = [never_arrives]
@@ -338,7 +344,7 @@ async def test_a_change_that_never_arrived_is_made_again(
     assert await shaken.delete("key", Versioned("second", 2))
 
 
-async def test_a_change_whose_answer_was_lost_is_known_to_have_happened(
+async def test_a_change_whose_answer_was_lost_is_reported_as_made(
     shaken: KeeperRegistry, faulty: FaultyServer
 ) -> None:
     faulty.faults = [answer_is_lost]
@@ -351,7 +357,7 @@ async def test_a_change_whose_answer_was_lost_is_known_to_have_happened(
 
 
 @pytest.mark.parametrize("expected", [None, Versioned("before", 1)])
-async def test_a_change_counts_even_if_others_changed_the_key_before_the_answer(
+async def test_a_change_is_reported_as_made_even_if_others_changed_the_key_before_its_answer(
     shaken: KeeperRegistry,
     faulty: FaultyServer,
     keeper_registry: KeeperRegistry,
@@ -372,7 +378,7 @@ async def test_a_change_counts_even_if_others_changed_the_key_before_the_answer(
     assert await shaken.compare_and_set("key", expected, "mine")
 
 
-async def test_a_change_that_arrives_after_another_is_lost(
+async def test_a_change_that_arrives_after_another_one_is_refused(
     shaken: KeeperRegistry, faulty: FaultyServer, keeper_registry: KeeperRegistry
 ) -> None:
     async def too_late(run: Callable[[], Awaitable[None]]) -> None:
@@ -390,7 +396,7 @@ async def test_a_change_that_arrives_after_another_is_lost(
     assert await shaken.get("key") == Versioned("theirs", 3)
 
 
-async def test_a_change_followed_by_more_than_are_remembered_has_an_unknown_outcome(
+async def test_a_change_followed_by_too_many_others_has_an_unknown_outcome(
     shaken: KeeperRegistry, faulty: FaultyServer, keeper_registry: KeeperRegistry
 ) -> None:
     async def forgotten(run: Callable[[], Awaitable[None]]) -> None:
@@ -405,7 +411,7 @@ async def test_a_change_followed_by_more_than_are_remembered_has_an_unknown_outc
         await shaken.compare_and_set("key", None, "mine")
 
 
-async def test_a_server_that_is_behind_does_not_mislead(
+async def test_an_old_answer_of_a_lagging_server_does_not_change_the_outcome(
     shaken: KeeperRegistry, faulty: FaultyServer, server: ClickHouseServer, table: str
 ) -> None:
     """The write went through one server and the look through another, which does not know yet."""
@@ -447,7 +453,7 @@ async def assert_nobody_answers(registry: KeeperRegistry) -> None:
     assert [type(outcome) for outcome in outcomes] == [EngineError] * len(outcomes)
 
 
-async def test_a_keeper_that_is_killed_is_an_error_and_comes_back_with_everything(
+async def test_calls_fail_while_keeper_is_down_and_find_all_keys_when_it_is_back(
     keeper_registry: KeeperRegistry, keeper: Keeper
 ) -> None:
     await keeper_registry.compare_and_set("key", None, "kept")
@@ -460,7 +466,7 @@ async def test_a_keeper_that_is_killed_is_an_error_and_comes_back_with_everythin
     assert await keeper_registry.compare_and_set("key", Versioned("kept", 1), "changed")
 
 
-async def test_a_keeper_that_hangs_is_an_error_in_time(
+async def test_calls_fail_in_time_while_keeper_hangs(
     server: ClickHouseServer, table: str, keeper: Keeper
 ) -> None:
     registry = KeeperRegistry(server, table)
@@ -472,7 +478,7 @@ async def test_a_keeper_that_hangs_is_an_error_in_time(
     assert found in (None, Versioned("kept", 1), Versioned("lost", 2))
 
 
-async def test_a_server_that_hangs_is_an_error_in_time(shard: EngineProcess, table: str) -> None:
+async def test_calls_fail_in_time_while_the_server_hangs(shard: EngineProcess, table: str) -> None:
     server = server_of(shard)
     registry = KeeperRegistry(server, table)
     await registry.compare_and_set("key", None, "kept")
@@ -482,14 +488,16 @@ async def test_a_server_that_hangs_is_an_error_in_time(shard: EngineProcess, tab
     await server.close()
 
 
-async def test_a_server_without_the_table_says_so(server: ClickHouseServer) -> None:
+async def test_a_change_on_a_server_without_the_table_fails_with_the_code_of_the_server(
+    server: ClickHouseServer,
+) -> None:
     registry = KeeperRegistry(server, "nowhere")
     with pytest.raises(EngineError) as refused:
         await registry.compare_and_set("key", None, "value")
     assert refused.value.code == 60
 
 
-async def test_statements_on_the_registry_of_a_cluster_fail_and_succeed_as_others(
+async def test_small_statements_on_the_registry_of_a_cluster_succeed_and_fail_as_usual(
     server: ClickHouseServer,
 ) -> None:
     table = f"{SHARD_DATABASE}.registry"  # this name alone goes the short way through the engine

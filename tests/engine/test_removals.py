@@ -116,7 +116,7 @@ async def house(engine: EmbeddedEngine) -> AsyncIterator[CompactedTopics]:
     await lane.close()
 
 
-async def test_rows_of_a_batch_go_and_the_batch_is_noted(house: CompactedTopics) -> None:
+async def test_rows_of_a_batch_are_removed_and_the_batch_is_noted(house: CompactedTopics) -> None:
     log = await house.log(10)
     batch = await house.decide(log.topic_id, (0, 2), (5, 5))
     await house.removals.round()
@@ -135,7 +135,9 @@ async def test_other_partitions_and_topics_keep_their_rows(house: CompactedTopic
     assert await house.offsets(sibling) == await house.offsets(other) == list(range(5))
 
 
-async def test_the_last_record_stays_and_the_log_ends_where_it_did(house: CompactedTopics) -> None:
+async def test_compaction_keeps_the_last_record_and_the_end_of_the_log(
+    house: CompactedTopics,
+) -> None:
     log = await house.log(10)
     await house.decide(log.topic_id, (-(2**63), 2**63 - 1))
     await house.removals.round()
@@ -146,7 +148,7 @@ async def test_the_last_record_stays_and_the_log_ends_where_it_did(house: Compac
     assert (again.log_start_offset, again.high_watermark) == (0, 10)
 
 
-async def test_rows_below_the_log_start_are_not_for_compaction(house: CompactedTopics) -> None:
+async def test_compaction_does_not_touch_rows_below_the_log_start(house: CompactedTopics) -> None:
     log = await house.log(10)
     log.log_start_offset = 4
     batch = await house.decide(log.topic_id, (0, 5))
@@ -155,7 +157,7 @@ async def test_rows_below_the_log_start_are_not_for_compaction(house: CompactedT
     assert await house.noted() == {batch: (2, "")}
 
 
-async def test_a_topic_that_is_not_compacted_loses_nothing(house: CompactedTopics) -> None:
+async def test_a_batch_for_a_topic_that_is_not_compacted_is_refused(house: CompactedTopics) -> None:
     log = await house.log(5, configs={"cleanup.policy": "delete"})
     batch = await house.decide(log.topic_id, (0, 3))
     await house.removals.round()
@@ -165,7 +167,7 @@ async def test_a_topic_that_is_not_compacted_loses_nothing(house: CompactedTopic
     }
 
 
-async def test_a_topic_that_is_compacted_and_deleted_from_is_compacted(
+async def test_a_topic_with_the_cleanup_policies_compact_and_delete_is_compacted(
     house: CompactedTopics,
 ) -> None:
     log = await house.log(5, configs={"cleanup.policy": "compact,delete"})
@@ -174,7 +176,7 @@ async def test_a_topic_that_is_compacted_and_deleted_from_is_compacted(
     assert await house.offsets(log) == [2, 3, 4]
 
 
-async def test_batches_for_what_does_not_exist_are_refused_by_one_broker(
+async def test_batches_for_unknown_topics_and_partitions_are_refused_by_the_housekeeping_broker(
     house: CompactedTopics,
 ) -> None:
     log = await house.log(5)
@@ -191,7 +193,9 @@ async def test_batches_for_what_does_not_exist_are_refused_by_one_broker(
     }
 
 
-async def test_a_batch_for_another_leader_waits_for_it(house: CompactedTopics) -> None:
+async def test_a_batch_for_a_partition_of_another_leader_is_left_to_that_leader(
+    house: CompactedTopics,
+) -> None:
     log = await house.log(5)
     batch = await house.decide(log.topic_id, (0, 0))
     house.catalog.logs.remove([log])
@@ -206,7 +210,7 @@ async def test_a_batch_for_another_leader_waits_for_it(house: CompactedTopics) -
     assert await house.noted() == {batch: (1, "")}
 
 
-async def test_too_many_ranges_are_refused_and_not_read(
+async def test_a_batch_with_too_many_ranges_is_refused(
     house: CompactedTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(removals_module, "_RANGES_MAX", 2)
@@ -217,7 +221,7 @@ async def test_too_many_ranges_are_refused_and_not_read(
     assert await house.offsets(log) == list(range(10))
 
 
-async def test_ranges_without_order_or_sense_do_what_they_say_at_most(
+async def test_unordered_overlapping_and_empty_ranges_remove_only_their_offsets(
     house: CompactedTopics,
 ) -> None:
     log = await house.log(10)
@@ -226,7 +230,7 @@ async def test_ranges_without_order_or_sense_do_what_they_say_at_most(
     assert await house.offsets(log) == [0, 5, 8, 9]
 
 
-async def test_a_batch_that_was_cut_short_is_applied_again(house: CompactedTopics) -> None:
+async def test_a_batch_that_was_partly_applied_is_completed(house: CompactedTopics) -> None:
     log = await house.log(10)
     batch = await house.decide(log.topic_id, (0, 4))
     await house.engine.execute(
@@ -239,7 +243,7 @@ async def test_a_batch_that_was_cut_short_is_applied_again(house: CompactedTopic
     assert len(await house.engine.rows("SELECT 1 FROM compaction_applied")) == 1
 
 
-async def test_batches_written_later_are_found_after_a_look_that_found_none(
+async def test_a_batch_written_after_rounds_without_batches_is_applied(
     house: CompactedTopics,
 ) -> None:
     log = await house.log(10)
@@ -278,7 +282,7 @@ async def test_removed_records_are_dropped_from_the_caches(house: CompactedTopic
         assert [row.offset for row in rows_of(await read(house, emptied, 1))] == [4, 6, 7, 8, 9]
 
 
-async def test_a_read_that_began_before_is_not_kept(house: CompactedTopics) -> None:
+async def test_a_read_that_began_before_a_removal_is_not_kept(house: CompactedTopics) -> None:
     log = await house.log(10, tail_bytes=0)
     house.scripted.read_gate.clear()
     reading = asyncio.create_task(read(house, log))
@@ -315,7 +319,9 @@ async def read(house: CompactedTopics, log: PartitionLog, offset: int = 0) -> li
     st.sets(st.integers(0, 60)),
     st.integers(0, 12),
 )
-def test_pieces_are_the_same_offsets_and_bounded(offsets: set[int], numbers_max: int) -> None:
+def test_pieces_of_ranges_have_the_same_offsets_and_a_limited_size(
+    offsets: set[int], numbers_max: int
+) -> None:
     ranges = _ranges_of(offsets)
     found = list(pieces(ranges, numbers_max))
     assert sorted(offset for piece in found for offset in _offsets(piece)) == sorted(offsets)
@@ -334,7 +340,7 @@ def test_clipped_ranges_ascend_and_lie_inside(ranges: list[Range], start: int, e
     assert [o for first, last in found for o in range(first, last + 1)] == sorted(wanted)
 
 
-def test_a_statement_is_no_longer_than_a_query_may_be() -> None:
+def test_conditions_of_removals_stay_below_the_size_limit_of_a_query() -> None:
     ranges = [(n * 300 + 1, n * 300 + 1) for n in range(2**63 // 300 - 100_000, 2**63 // 300)]
     assert max(len(piece.condition) for piece in pieces(ranges)) < 256 * 1024 - 25_000
 

@@ -113,7 +113,9 @@ def aged(*hours: float) -> list[tuple[int, int]]:
 # --- by time ---
 
 
-async def test_the_log_starts_at_the_first_record_that_is_young_enough(house: RetainedLogs) -> None:
+async def test_retention_moves_the_log_start_to_the_first_record_that_is_young_enough(
+    house: RetainedLogs,
+) -> None:
     log = house.log(retention_ms=str(2 * HOUR))
     await house.append(log, *aged(4, 3, 2.001, 2, 1, 0))
     await house.retention.round()
@@ -121,14 +123,16 @@ async def test_the_log_starts_at_the_first_record_that_is_young_enough(house: Re
     assert await house.checkpoint(log) == (3, 6)
 
 
-async def test_an_old_record_behind_a_young_one_stays(house: RetainedLogs) -> None:
+async def test_an_old_record_after_a_young_one_stays(house: RetainedLogs) -> None:
     log = house.log(retention_ms=str(2 * HOUR))
     await house.append(log, *aged(4, 1, 5, 0))
     await house.retention.round()
     assert log.log_start_offset == 1
 
 
-async def test_a_record_counts_by_its_timestamp_and_not_by_its_append(house: RetainedLogs) -> None:
+async def test_the_age_of_a_record_is_that_of_its_timestamp_and_not_of_its_append(
+    house: RetainedLogs,
+) -> None:
     log = house.log(retention_ms=str(2 * HOUR))
     await house.append(log, (LONG_AGO, NOON), (NOON + HOUR, LONG_AGO), (LONG_AGO, NOON))
     await house.retention.round()
@@ -136,7 +140,7 @@ async def test_a_record_counts_by_its_timestamp_and_not_by_its_append(house: Ret
 
 
 @pytest.mark.parametrize("no_time", [-1, -(2**63)])
-async def test_a_record_without_a_timestamp_counts_by_its_append(
+async def test_the_age_of_a_record_without_a_timestamp_is_that_of_its_append(
     house: RetainedLogs, no_time: int
 ) -> None:
     log = house.log(retention_ms=str(2 * HOUR))
@@ -145,7 +149,7 @@ async def test_a_record_without_a_timestamp_counts_by_its_append(
     assert log.log_start_offset == 1
 
 
-async def test_a_log_of_which_all_is_old_is_emptied_and_keeps_its_end(house: RetainedLogs) -> None:
+async def test_a_log_of_old_records_is_emptied_and_keeps_its_end(house: RetainedLogs) -> None:
     log = house.log(retention_ms=str(HOUR))
     await house.append(log, *aged(4, 3, 2))
     await house.retention.round()
@@ -162,7 +166,7 @@ async def test_a_log_of_which_all_is_old_is_emptied_and_keeps_its_end(house: Ret
     ],
     ids=["no limit", "compacted only", "longer than time itself"],
 )
-async def test_retention_moves_no_log_start_without_old_records(
+async def test_retention_without_a_limit_does_not_move_the_log_start(
     house: RetainedLogs, configs: Mapping[str, str]
 ) -> None:
     log = house.log(**configs)
@@ -173,14 +177,16 @@ async def test_retention_moves_no_log_start_without_old_records(
     assert await house.checkpoint(log) == (0, 0)
 
 
-async def test_compacted_and_deleted_records_go_by_age_as_well(house: RetainedLogs) -> None:
+async def test_retention_by_age_applies_to_a_topic_that_is_compacted_and_deleted(
+    house: RetainedLogs,
+) -> None:
     log = house.log(cleanup_policy="compact,delete", retention_ms=str(HOUR))
     await house.append(log, *aged(4, 0))
     await house.retention.round()
     assert log.log_start_offset == 1
 
 
-async def test_a_partition_is_looked_at_again_when_its_first_record_is_due(
+async def test_a_partition_is_read_again_only_when_its_first_record_is_due(
     house: RetainedLogs,
 ) -> None:
     house.retention._many = FEW
@@ -199,7 +205,7 @@ async def test_a_partition_is_looked_at_again_when_its_first_record_is_due(
     assert log.log_start_offset == 1
 
 
-async def test_old_records_that_come_into_an_emptied_log_go_after_a_hundredth(
+async def test_old_records_added_to_an_emptied_log_are_removed_after_a_hundredth_of_the_time(
     house: RetainedLogs,
 ) -> None:
     log = house.log(retention_ms=str(100 * HOUR))
@@ -215,7 +221,7 @@ async def test_old_records_that_come_into_an_emptied_log_go_after_a_hundredth(
     assert log.log_start_offset == 2
 
 
-async def test_old_records_that_come_while_a_round_runs_go_after_a_hundredth(
+async def test_old_records_added_during_a_round_are_removed_after_a_hundredth_of_the_time(
     house: RetainedLogs,
 ) -> None:
     log = house.log(retention_ms=str(100 * HOUR))
@@ -235,7 +241,7 @@ async def test_old_records_that_come_while_a_round_runs_go_after_a_hundredth(
     assert log.log_start_offset == 1
 
 
-async def test_of_many_partitions_only_those_with_old_records_are_looked_at(
+async def test_retention_of_many_partitions_reads_only_those_with_old_records(
     house: RetainedLogs,
 ) -> None:
     house.retention._many = MANY
@@ -256,7 +262,7 @@ async def test_of_many_partitions_only_those_with_old_records_are_looked_at(
     assert [log.log_start_offset for log in (*young, old)] == [1, 1, 1, 1, 1, 2]
 
 
-async def test_another_retention_time_counts_at_once(house: RetainedLogs) -> None:
+async def test_a_changed_retention_time_applies_at_once(house: RetainedLogs) -> None:
     log = house.log(retention_ms=str(100 * HOUR))
     await house.append(log, *aged(50, 0))
     await house.retention.round()
@@ -270,7 +276,7 @@ async def test_another_retention_time_counts_at_once(house: RetainedLogs) -> Non
 # --- by size ---
 
 
-async def test_at_least_so_many_bytes_stay(house: RetainedLogs) -> None:
+async def test_retention_by_bytes_keeps_at_least_the_configured_bytes(house: RetainedLogs) -> None:
     exact, more, less = (
         house.log(retention_bytes=str(limit), retention_ms="-1") for limit in (300, 299, 301)
     )
@@ -299,7 +305,7 @@ async def test_retention_by_bytes_does_not_count_deleted_records_again(house: Re
         assert log.log_start_offset == 20
 
 
-async def test_minutes_that_overlap_stay_while_one_of_them_does(house: RetainedLogs) -> None:
+async def test_retention_by_bytes_keeps_overlapping_minutes_together(house: RetainedLogs) -> None:
     log = house.log(retention_bytes="250", retention_ms="-1")
     await house.count_minutes(log, 100, 100, 100)
     # The clock was set back: rows that lie between those of another minute.
@@ -311,7 +317,7 @@ async def test_minutes_that_overlap_stay_while_one_of_them_does(house: RetainedL
     assert log.log_start_offset == 5
 
 
-async def test_the_partitions_of_a_topic_have_the_limit_each(house: RetainedLogs) -> None:
+async def test_retention_by_bytes_applies_to_each_partition_of_a_topic(house: RetainedLogs) -> None:
     first = house.log(retention_bytes="100", retention_ms="-1")
     second = PartitionLog(first.topic, 1, 0, 0, 0)
     house.logs.append(second)
@@ -372,7 +378,7 @@ async def test_a_log_start_is_stored_on_every_shard_that_may_have_rows(house: Re
     assert (log.log_start_offset, len(stored)) == (4, 2)
 
 
-async def test_a_start_that_another_stored_is_taken_over_and_none_beyond_the_end(
+async def test_a_stored_log_start_is_taken_over_unless_it_is_beyond_the_end(
     house: RetainedLogs,
 ) -> None:
     behind, beyond = house.log(retention_ms="-1"), house.log(retention_ms="-1")
@@ -387,7 +393,7 @@ async def test_a_start_that_another_stored_is_taken_over_and_none_beyond_the_end
     assert (behind.log_start_offset, beyond.log_start_offset) == (3, 0)
 
 
-async def test_a_partition_that_cannot_be_read_does_not_keep_the_others(
+async def test_a_partition_that_cannot_be_read_does_not_stop_retention_of_others(
     house: RetainedLogs,
 ) -> None:
     asked = ScriptedEngine(house.engine)

@@ -104,7 +104,9 @@ async def test_stored_records_are_in_the_views_at_once(log: Log, rollup: Rollup)
 
 @pytest.mark.parametrize("row_bytes", [ROW_BYTES, ROW_BYTES_BY_SIZES], ids=["values", "sizes"])
 @pytest.mark.parametrize("stored", ["with_size_stream", "single_stream"])
-async def test_bytes_are_those_of_key_and_value(log: Log, row_bytes: str, stored: str) -> None:
+async def test_counted_bytes_are_those_of_keys_and_values(
+    log: Log, row_bytes: str, stored: str
+) -> None:
     """In parts that have the sizes of strings apart, and in those of older versions."""
     topic_id = await log.topic("orders")
     await log.engine.execute(
@@ -123,7 +125,7 @@ async def test_bytes_are_those_of_key_and_value(log: Log, row_bytes: str, stored
     assert await minutes(log) == [["orders", "12:00", 5, 300 + 2 + 3 + 4, 0, 4]]
 
 
-async def test_counting_again_changes_nothing(log: Log, rollup: Rollup) -> None:
+async def test_counting_a_minute_again_changes_nothing(log: Log, rollup: Rollup) -> None:
     await log.topic("orders")
     await log.append("orders", 3)
     log.now_ms += 5 * MINUTE
@@ -153,7 +155,7 @@ async def test_a_window_that_failed_is_counted_once(
     assert [row[2] for row in await minutes(log)] == [3, 2]
 
 
-async def test_a_window_is_one_part_however_many_rows_it_has(log: Log, rollup: Rollup) -> None:
+async def test_a_window_of_many_rows_becomes_one_part(log: Log, rollup: Rollup) -> None:
     await log.topic("wide", 200)
     (wide,) = {key[1] for key in log.ends}
     await log.engine.execute(
@@ -169,7 +171,7 @@ async def test_a_window_is_one_part_however_many_rows_it_has(log: Log, rollup: R
     assert await parts(log) == 1
 
 
-async def test_a_block_that_is_on_its_way_is_waited_for(log: Log, rollup: Rollup) -> None:
+async def test_counting_a_minute_waits_for_blocks_in_flight(log: Log, rollup: Rollup) -> None:
     await log.topic("orders")
     log.on_the_way.append(("orders", 3, NOON + MINUTE - 1))
     log.now_ms += MINUTE
@@ -178,7 +180,9 @@ async def test_a_block_that_is_on_its_way_is_waited_for(log: Log, rollup: Rollup
     assert await minutes(log) == [["orders", "12:00", 3, 15, 0, 2]]
 
 
-async def test_after_a_restart_no_row_comes_into_a_counted_minute(log: Log, rollup: Rollup) -> None:
+async def test_after_a_restart_no_row_gets_a_time_in_a_counted_minute(
+    log: Log, rollup: Rollup
+) -> None:
     await log.topic("orders")
     log.now_ms += MINUTE
     await rollup.count()
@@ -189,7 +193,7 @@ async def test_after_a_restart_no_row_comes_into_a_counted_minute(log: Log, roll
     assert await stats(log) == truth(log)
 
 
-async def test_the_first_time_counts_everything_there_is(
+async def test_the_first_count_includes_all_existing_records(
     log: Log, rollup: Rollup, engine: CountedEngine
 ) -> None:
     await log.topic("orders")
@@ -203,7 +207,7 @@ async def test_the_first_time_counts_everything_there_is(
     assert await stats(log) == truth(log)
 
 
-async def test_time_without_records_is_skipped_when_much_is_behind(
+async def test_a_count_that_is_days_behind_skips_time_without_records(
     log: Log, rollup: Rollup, engine: CountedEngine
 ) -> None:
     await log.topic("orders")
@@ -252,7 +256,7 @@ async def windows(log: Log) -> list[EngineRow]:
 
 
 @pytest.mark.usefixtures("every_row_is_many")
-async def test_new_rows_of_a_minute_that_is_not_over_are_counted_in_parts(
+async def test_new_rows_of_the_current_minute_are_counted_in_parts(
     log: Log, rollup: Rollup
 ) -> None:
     await log.topic("orders")
@@ -301,7 +305,7 @@ async def test_the_parts_of_a_minute_that_is_over_are_added_up_and_not_read_agai
 
 
 @pytest.mark.usefixtures("every_row_is_many")
-async def test_a_window_of_seconds_is_counted_once_whatever_fails(
+async def test_a_window_of_seconds_is_counted_once_although_an_insert_fails(
     log: Log, rollup: Rollup, engine: CountedEngine
 ) -> None:
     await log.topic("orders")
@@ -325,7 +329,7 @@ async def test_a_window_of_seconds_is_counted_once_whatever_fails(
 
 
 @pytest.mark.usefixtures("every_row_is_many")
-async def test_a_block_on_its_way_is_in_the_window_of_seconds_that_has_its_time(
+async def test_a_block_in_flight_is_counted_in_the_window_of_seconds_of_its_time(
     log: Log, rollup: Rollup
 ) -> None:
     await log.topic("orders")
@@ -350,7 +354,7 @@ async def test_few_new_rows_are_not_counted_before_their_minute_is_over(
     assert engine.windows_of_seconds == 0
 
 
-async def test_while_many_rows_come_they_are_counted_when_they_are_more(
+async def test_during_a_burst_rows_are_counted_at_a_higher_threshold(
     log: Log, rollup: Rollup, engine: CountedEngine
 ) -> None:
     """Counting takes a core: a burst that is over soon is counted after it, not meanwhile."""
@@ -375,7 +379,7 @@ async def test_while_many_rows_come_they_are_counted_when_they_are_more(
     assert await stats(log) == truth(log)
 
 
-async def test_rows_that_come_while_a_minute_is_counted_are_new(
+async def test_rows_appended_while_a_minute_is_counted_are_counted_as_new(
     log: Log, rollup: Rollup, engine: CountedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counting a minute of a hundred million rows takes seconds, in which as many more may come."""
@@ -410,7 +414,7 @@ async def test_rows_stay_new_when_counting_them_failed() -> None:
 
 
 @pytest.mark.usefixtures("every_row_is_many")
-async def test_while_a_minute_is_not_counted_the_next_is_not_counted_in_parts(
+async def test_a_minute_is_not_counted_in_parts_before_the_earlier_one_is_counted(
     log: Log, rollup: Rollup, engine: CountedEngine
 ) -> None:
     await log.topic("orders")
@@ -430,7 +434,7 @@ async def test_while_a_minute_is_not_counted_the_next_is_not_counted_in_parts(
 
 
 @pytest.mark.usefixtures("every_row_is_many")
-async def test_after_a_restart_no_row_comes_into_a_counted_part_of_a_minute(
+async def test_after_a_restart_no_row_gets_a_time_in_a_counted_part_of_a_minute(
     log: Log, rollup: Rollup
 ) -> None:
     await log.topic("orders")
@@ -451,7 +455,7 @@ async def test_after_a_restart_no_row_comes_into_a_counted_part_of_a_minute(
 
 
 @pytest.mark.usefixtures("every_row_is_many")
-async def test_windows_of_seconds_are_dropped_minutes_after_their_minute(
+async def test_windows_of_seconds_are_dropped_ten_minutes_after_their_minute(
     log: Log, rollup: Rollup
 ) -> None:
     await log.topic("orders")
@@ -469,7 +473,7 @@ async def test_windows_of_seconds_are_dropped_minutes_after_their_minute(
 
 
 @pytest.mark.usefixtures("every_row_is_many")
-async def test_a_minute_whose_parts_are_counted_while_somebody_asks_counts_once(
+async def test_a_minute_whose_parts_are_counted_during_a_query_counts_once(
     log: Log, rollup: Rollup
 ) -> None:
     """A query may learn up to where the log is counted before windows of seconds, or after."""
@@ -517,7 +521,7 @@ async def test_minutes_without_records_are_counted_too(log: Log, rollup: Rollup)
     ]
 
 
-async def test_a_minute_that_is_counted_while_somebody_asks_counts_once(
+async def test_a_minute_that_is_counted_during_a_query_counts_once(
     log: Log, rollup: Rollup
 ) -> None:
     """A query learns first up to where the log is counted, and reads what is counted after that."""
@@ -538,7 +542,7 @@ async def test_a_minute_that_is_counted_while_somebody_asks_counts_once(
         assert rows == [[17, 17, 12 * 5 + 5 * 15]]
 
 
-async def test_a_clock_that_is_set_back_brings_no_row_into_a_counted_minute(
+async def test_a_clock_that_is_set_back_gives_no_row_a_time_in_a_counted_minute(
     log: Log, rollup: Rollup
 ) -> None:
     await log.topic("orders")
@@ -557,7 +561,7 @@ async def test_a_clock_that_is_set_back_brings_no_row_into_a_counted_minute(
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_clock_that_was_days_ahead_holds_nothing_up(
+async def test_counting_continues_after_the_clock_was_days_ahead(
     log: Log, rollup: Rollup, caplog: pytest.LogCaptureFixture, restarted: bool
 ) -> None:
     await log.topic("orders")
@@ -587,7 +591,7 @@ async def test_a_clock_that_was_days_ahead_holds_nothing_up(
     assert await stats(log) == truth(log)
 
 
-async def test_a_topic_made_again_shows_nothing_of_its_predecessor(
+async def test_counts_of_a_topic_created_again_do_not_include_those_of_the_deleted_one(
     log: Log, rollup: Rollup
 ) -> None:
     await log.topic("orders")
@@ -604,7 +608,7 @@ async def test_a_topic_made_again_shows_nothing_of_its_predecessor(
     assert [row[2] for row in await minutes(log)] == [2]
 
 
-async def test_rows_of_a_deleted_topic_go(log: Log, rollup: Rollup) -> None:
+async def test_counts_of_a_deleted_topic_are_deleted(log: Log, rollup: Rollup) -> None:
     await log.topic("orders")
     await log.topic("kept")
     await log.append("orders", 5)
@@ -668,7 +672,7 @@ STEPS = st.lists(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(steps=STEPS)
-async def test_every_row_counts_once_whatever_happens(
+async def test_every_row_counts_once_after_any_sequence_of_faults_and_clock_changes(
     engine: CountedEngine, steps: list[Step]
 ) -> None:
     """Appends, a clock that goes both ways, faults, restarts, topics made again, in any order."""
@@ -704,7 +708,7 @@ async def test_every_row_counts_once_whatever_happens(
     assert sum(row[2] for row in await minutes(log)) == sum(log.ends.values())
 
 
-async def test_a_failure_of_the_engine_is_logged_and_tried_again(
+async def test_a_count_that_the_engine_failed_is_logged_and_tried_again(
     log: Log,
     engine: CountedEngine,
     monkeypatch: pytest.MonkeyPatch,
@@ -724,7 +728,7 @@ async def test_a_failure_of_the_engine_is_logged_and_tried_again(
     assert await minutes(log) == [["orders", "12:00", 3, 15, 0, 2]]
 
 
-async def test_a_defect_ends_the_task_with_its_error(log: Log) -> None:
+async def test_an_unexpected_error_ends_the_task_of_the_rollup_with_that_error(log: Log) -> None:
     class Defect:
         async def no_row_before(self, time_ms: int) -> None:
             raise AssertionError("a defect")
@@ -739,7 +743,7 @@ async def test_a_defect_ends_the_task_with_its_error(log: Log) -> None:
     await rollup.close()
 
 
-async def test_the_appender_gives_no_row_a_time_that_is_over(engine: CountedEngine) -> None:
+async def test_the_appender_gives_no_row_a_time_before_the_floor(engine: CountedEngine) -> None:
     appender = make_appender(engine, lanes=1)
     log = make_log()
     now_ms = time.time_ns() // 1_000_000
@@ -756,7 +760,9 @@ async def test_the_appender_gives_no_row_a_time_that_is_over(engine: CountedEngi
     assert now_ms <= second[0] < now_ms + HOUR
 
 
-async def test_the_appender_waits_for_blocks_that_have_their_time(engine: CountedEngine) -> None:
+async def test_raising_the_floor_of_append_times_waits_for_blocks_in_flight(
+    engine: CountedEngine,
+) -> None:
     scripted = ScriptedEngine(engine)
     appender = make_appender(scripted, lanes=1)
     log = make_log()

@@ -85,7 +85,7 @@ async def test_calls_that_wait_for_an_insert_become_one_block_per_table(
     assert len(await stored(scripted, B)) == 100
 
 
-async def test_a_round_is_bounded(
+async def test_a_round_is_limited_in_rows(
     scripted: ScriptedEngine, lane: RowLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_lane, "_ROWS_MAX", 10)
@@ -107,7 +107,7 @@ async def test_a_single_caller_does_not_wait_for_others(
     await lane.close()
 
 
-async def test_after_a_round_of_several_calls_the_next_one_gathers(
+async def test_a_round_after_one_of_several_calls_waits_for_more_calls(
     scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(row_lane, "_GATHER_PER_CALL_S", ENDLESS_S)
@@ -149,7 +149,7 @@ async def test_a_call_without_rows_ends_after_those_before_it(
     assert scripted.tables == []
 
 
-async def test_rows_of_a_caller_that_left_are_stored_all_the_same(
+async def test_rows_of_a_cancelled_caller_are_stored(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     await held(lane, scripted)
@@ -173,7 +173,7 @@ async def test_tables_of_a_call_are_inserted_in_the_order_given(
     assert scripted.tables == [B.name, A.name, C.name]
 
 
-async def test_calls_whose_orders_do_not_agree_go_in_different_rounds(
+async def test_calls_with_conflicting_orders_of_tables_go_into_different_rounds(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
@@ -205,7 +205,7 @@ async def test_a_refusal_fails_every_call_that_has_rows_in_the_block_and_no_othe
     assert await stored(scripted, A) == [4]
 
 
-async def test_after_a_refusal_the_rest_of_the_call_is_not_inserted(
+async def test_after_a_refusal_rows_of_the_call_for_later_tables_are_not_inserted(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
@@ -216,7 +216,7 @@ async def test_after_a_refusal_the_rest_of_the_call_is_not_inserted(
     assert await stored(scripted, B) == [2]
 
 
-async def test_a_call_whose_first_table_is_stored_says_so_when_the_second_is_refused(
+async def test_a_call_raises_partly_stored_when_its_second_table_is_refused(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     scripted.faults.extend([None, "refused"])
@@ -247,7 +247,7 @@ async def test_an_insert_of_unknown_outcome_is_repeated_with_its_token_until_it_
     ],
     ids=", ".join,
 )
-async def test_rows_whose_token_is_used_are_inserted_with_another(
+async def test_rows_whose_token_is_used_are_inserted_with_another_token(
     scripted: ScriptedEngine, lane: RowLane, faults: list[str]
 ) -> None:
     scripted.faults.extend(faults)
@@ -257,7 +257,7 @@ async def test_rows_whose_token_is_used_are_inserted_with_another(
     assert await stored(scripted, A) == [1, 2]
 
 
-async def test_no_two_blocks_have_the_same_token(scripted: ScriptedEngine) -> None:
+async def test_tokens_of_blocks_are_unique_also_after_a_restart(scripted: ScriptedEngine) -> None:
     """Also over a restart: the engine would take the second for a repetition of the first."""
     for _ in range(3):
         lane = make_lane(scripted)
@@ -268,7 +268,7 @@ async def test_no_two_blocks_have_the_same_token(scripted: ScriptedEngine) -> No
     assert await stored(scripted, A) == [1] * 6
 
 
-async def test_a_row_that_does_not_fit_fails_its_round_and_no_other(
+async def test_a_row_that_its_column_cannot_hold_fails_its_block_and_no_other(
     scripted: ScriptedEngine, lane: RowLane
 ) -> None:
     first = await held(lane, scripted)
@@ -279,7 +279,7 @@ async def test_a_row_that_does_not_fit_fails_its_round_and_no_other(
     assert await stored(scripted, A) == [2]
 
 
-async def test_after_a_storage_fault_the_lane_takes_no_more_rows(
+async def test_after_a_storage_fault_the_lane_refuses_further_rows(
     scripted: ScriptedEngine, lane: RowLane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     insert_block = scripted.insert_block

@@ -57,7 +57,7 @@ async def applied(engine: EmbeddedEngine) -> list[list[object]]:
     return await engine.rows("SELECT number, name FROM schema_migrations ORDER BY number")
 
 
-def test_numbers_are_unique_and_without_gaps() -> None:
+def test_numbers_of_migrations_are_unique_and_without_gaps() -> None:
     assert [migration.number for migration in migrations()] == list(range(1, len(migrations()) + 1))
 
 
@@ -70,7 +70,7 @@ async def test_the_first_start_applies_every_migration_in_order(empty: CountingE
     assert {"messages", "topics", "topic_versions", "cluster_state"} < await tables(empty)
 
 
-async def test_views_left_out_of_the_first_start_change_no_definition(
+async def test_skipping_replaced_views_at_the_first_start_changes_no_definition(
     empty: CountingEngine,
 ) -> None:
     await migrate(empty)
@@ -81,7 +81,7 @@ async def test_views_left_out_of_the_first_start_change_no_definition(
     assert await definitions(empty) == made
 
 
-def test_a_view_that_is_read_before_it_is_replaced_is_not_left_out() -> None:
+def test_a_view_that_is_read_before_it_is_replaced_is_not_skipped() -> None:
     def view(number: int, name: str, read: str) -> SchemaFile:
         first = f"-- view {name}; cluster: nothing\n"
         statement = f"CREATE OR REPLACE VIEW ${{{name}}} AS SELECT 1 FROM ${{{read}}};\n"
@@ -92,7 +92,7 @@ def test_a_view_that_is_read_before_it_is_replaced_is_not_left_out() -> None:
     assert replaced_unread(files) == {2: 5, 5: 6}
 
 
-async def test_the_next_start_applies_nothing(empty: CountingEngine) -> None:
+async def test_a_second_start_applies_no_migration(empty: CountingEngine) -> None:
     await migrate(empty)
     empty.statements.clear()
     assert await migrate(empty) == []
@@ -100,7 +100,7 @@ async def test_the_next_start_applies_nothing(empty: CountingEngine) -> None:
     assert len(await applied(empty)) == len(migrations())
 
 
-async def test_a_migration_that_is_new_is_applied_alone(
+async def test_a_new_migration_is_applied_alone(
     empty: CountingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(empty)
@@ -123,7 +123,7 @@ async def test_a_migration_that_fails_is_tried_again_at_the_next_start(
     assert await migrate(empty) == known[2:]
 
 
-async def test_a_start_that_ended_before_it_was_noted_applies_the_migration_again(
+async def test_a_migration_that_was_applied_but_not_noted_is_applied_again(
     empty: CountingEngine,
 ) -> None:
     """Every statement has to bear that: nothing makes a statement and its note one."""
@@ -134,7 +134,7 @@ async def test_a_start_that_ended_before_it_was_noted_applies_the_migration_agai
 
 
 @pytest.mark.parametrize("newer", [[99], [99, 100], [100, 99, 101]])
-async def test_data_of_a_newer_version_is_refused_in_a_sentence_and_not_touched(
+async def test_tables_of_a_newer_version_are_refused_and_not_changed(
     empty: CountingEngine, newer: list[int]
 ) -> None:
     await migrate(empty)
@@ -154,7 +154,7 @@ async def test_data_of_a_newer_version_is_refused_in_a_sentence_and_not_touched(
     assert len(await applied(empty)) == len(migrations()) + len(newer)
 
 
-async def test_the_log_has_the_columns_that_blocks_are_made_of(empty: CountingEngine) -> None:
+async def test_the_log_has_the_columns_of_its_blocks(empty: CountingEngine) -> None:
     await migrate(empty)
     rows = await empty.rows(
         "SELECT name, type FROM system.columns WHERE table = 'messages'"
@@ -165,7 +165,7 @@ async def test_the_log_has_the_columns_that_blocks_are_made_of(empty: CountingEn
 
 
 @pytest.mark.parametrize("table", SMALL_TABLES, ids=lambda table: str(table.name))
-async def test_a_small_table_has_the_columns_that_its_blocks_are_made_of(
+async def test_a_small_table_has_the_columns_of_its_blocks(
     empty: CountingEngine, table: Table
 ) -> None:
     await migrate(empty)
@@ -179,7 +179,9 @@ async def test_a_small_table_has_the_columns_that_its_blocks_are_made_of(
     assert plain == [[name, kind.name] for name, kind in table.columns]
 
 
-async def test_blocks_are_stored_once_in_every_table_that_takes_them(empty: CountingEngine) -> None:
+async def test_every_table_that_takes_blocks_has_a_deduplication_window(
+    empty: CountingEngine,
+) -> None:
     """However often one is repeated: an insert of unknown outcome has to be."""
     await migrate(empty)
     rows = await empty.rows(
@@ -189,7 +191,7 @@ async def test_blocks_are_stored_once_in_every_table_that_takes_them(empty: Coun
     assert {"messages", *(table.name for table in SMALL_TABLES)} <= {name for (name,) in rows}
 
 
-async def test_every_table_of_data_has_a_comment_for_what_its_name_does_not_say(
+async def test_every_column_of_the_data_tables_has_a_comment(
     empty: CountingEngine,
 ) -> None:
     await migrate(empty)
@@ -201,7 +203,7 @@ async def test_every_table_of_data_has_a_comment_for_what_its_name_does_not_say(
     assert rows == []
 
 
-async def test_numbers_that_every_reader_needs_are_quick_to_decompress(
+async def test_offsets_and_times_of_the_log_have_codecs_that_decompress_fast(
     empty: CountingEngine,
 ) -> None:
     await migrate(empty)

@@ -188,7 +188,7 @@ async def test_a_block_goes_to_the_next_replica_when_the_preferred_one_stalls(
     assert await rows_of(shard, table) == 30
 
 
-async def test_a_block_that_was_sent_to_nobody_is_rejected(
+async def test_a_block_fails_as_not_sent_if_no_replica_can_be_reached(
     shard: Shard, proxies: list[TcpProxy], table: str
 ) -> None:
     for proxy in proxies:
@@ -197,7 +197,7 @@ async def test_a_block_that_was_sent_to_nobody_is_rejected(
         await insert(shard, table, "a-1")
 
 
-async def test_a_token_once_in_doubt_stays_so_until_a_replica_takes_it(
+async def test_a_token_in_doubt_stays_in_doubt_until_a_replica_stores_it(
     shard: Shard, proxies: list[TcpProxy], direct: ClickHouseServer, table: str
 ) -> None:
     await insert(shard, table, "a-1")
@@ -224,7 +224,7 @@ async def test_a_token_once_in_doubt_stays_so_until_a_replica_takes_it(
         await insert(shard, table, "a-2", columns="name, missing")
 
 
-async def test_an_insert_whose_caller_leaves_is_in_doubt(
+async def test_the_token_of_a_cancelled_insert_is_in_doubt(
     shard: Shard, proxies: list[TcpProxy], table: str
 ) -> None:
     await insert(shard, table, "a-1")
@@ -255,7 +255,7 @@ async def test_a_block_refused_for_its_content_is_not_sent_to_the_next_replica(
 
 
 @pytest.mark.parametrize("trouble", ["refuse", "stall", "lose_answers"])
-async def test_reads_go_to_the_next_replica(
+async def test_reads_go_to_the_next_replica_when_the_preferred_one_fails(
     shard: Shard, proxies: list[TcpProxy], table: str, trouble: str
 ) -> None:
     await insert(shard, table, "a-1")
@@ -264,7 +264,7 @@ async def test_reads_go_to_the_next_replica(
     assert await read(shard, f"SELECT n FROM {table}") > 80
 
 
-async def test_a_range_that_breaks_midway_is_an_error_and_the_next_one_comes_from_elsewhere(
+async def test_a_range_that_breaks_midway_fails_and_the_next_one_is_read_from_another_replica(
     shard: Shard, proxies: list[TcpProxy]
 ) -> None:
     sql = "SELECT cityHash64(number) FROM numbers(1000000)"
@@ -275,7 +275,7 @@ async def test_a_range_that_breaks_midway_is_an_error_and_the_next_one_comes_fro
     assert await read(shard, sql) > 8_000_000
 
 
-async def test_a_faulty_statement_is_not_asked_of_the_next_replica(
+async def test_a_faulty_statement_is_not_sent_to_the_next_replica(
     shard: Shard, proxies: list[TcpProxy]
 ) -> None:
     await shard.rows("SELECT 1")
@@ -300,7 +300,7 @@ async def test_a_statement_is_never_sent_twice(
     assert await rows_of(direct, table) == 4
 
 
-async def test_a_replica_that_failed_comes_back_when_it_answers(
+async def test_a_replica_that_failed_is_used_again_when_it_answers(
     shard: Shard, proxies: list[TcpProxy], table: str, servers_asked: list[str]
 ) -> None:
     stall(shard, proxies, 0)
@@ -323,7 +323,7 @@ async def test_a_replica_that_failed_comes_back_when_it_answers(
 
 
 @pytest.mark.parametrize("trouble", ["refuse", "stall"])
-async def test_a_shard_of_which_nobody_answers_is_away_until_somebody_does(
+async def test_a_shard_is_away_while_none_of_its_replicas_answers(
     shard: Shard, proxies: list[TcpProxy], table: str, servers_asked: list[str], trouble: str
 ) -> None:
     await insert(shard, table, "a-1")
@@ -355,7 +355,7 @@ async def test_a_shard_is_not_away_while_one_replica_answers(
         assert not shard.away
 
 
-async def test_a_replica_is_pinged_when_an_answer_is_late_or_nothing_was_heard_for_long(
+async def test_a_replica_is_pinged_when_an_answer_is_late_or_it_was_silent_for_long(
     shard: Shard, proxies: list[TcpProxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pinged: list[str] = []
@@ -397,7 +397,7 @@ async def test_a_replica_is_pinged_when_an_answer_is_late_or_nothing_was_heard_f
     await until_async(lambda: proxies[0].url in pinged)
 
 
-async def test_closing_ends_the_pings(proxies: list[TcpProxy]) -> None:
+async def test_closing_a_shard_ends_its_pings(proxies: list[TcpProxy]) -> None:
     shard = Shard("one", [server(proxies[0].url)], replicated=False)
     await shard.start()
     await until_async(lambda: proxies[0].to_server > 0)
@@ -463,7 +463,7 @@ def syncs(name: str) -> list[str]:
     return [f"{name}: SYSTEM SYNC REPLICA {table} LIGHTWEIGHT" for table in SYNCED_TABLES]
 
 
-async def test_a_block_is_on_a_quorum_or_on_as_many_as_are_alive_but_for_a_minimum(
+async def test_a_block_is_stored_on_a_quorum_or_else_on_the_smaller_quorum_of_live_replicas(
     replicas: list[Scripted], asked: list[str]
 ) -> None:
     shard = replicated(replicas)
@@ -479,7 +479,7 @@ async def test_a_block_is_on_a_quorum_or_on_as_many_as_are_alive_but_for_a_minim
     ]
 
 
-async def test_a_quorum_that_was_not_reached_in_time_is_in_doubt(
+async def test_a_block_whose_quorum_was_not_reached_in_time_is_in_doubt(
     replicas: list[Scripted], asked: list[str]
 ) -> None:
     shard = replicated(replicas)
@@ -494,7 +494,7 @@ async def test_a_quorum_that_was_not_reached_in_time_is_in_doubt(
     ]
 
 
-async def test_without_a_smaller_quorum_too_few_replicas_are_a_refusal(
+async def test_a_block_is_refused_if_too_few_replicas_are_alive_for_the_smallest_quorum(
     replicas: list[Scripted],
 ) -> None:
     shard = Shard("one", replicas, replicated=True, quorum=2, quorum_min=2)
@@ -505,7 +505,7 @@ async def test_without_a_smaller_quorum_too_few_replicas_are_a_refusal(
     assert refused.value.code == 285
 
 
-async def test_a_replica_fetches_what_it_has_not_got_before_it_is_read_first(
+async def test_a_replica_catches_up_before_its_first_read(
     replicas: list[Scripted], asked: list[str]
 ) -> None:
     shard = replicated(replicas)
@@ -523,7 +523,7 @@ async def test_a_replica_fetches_what_it_has_not_got_before_it_is_read_first(
     assert asked == [*syncs("a"), "a: four"]
 
 
-async def test_a_replica_is_behind_after_writes_to_another(
+async def test_a_replica_catches_up_before_a_read_after_writes_to_another(
     replicas: list[Scripted], asked: list[str]
 ) -> None:
     shard = replicated(replicas)
@@ -553,7 +553,7 @@ async def test_a_replica_that_cannot_catch_up_is_not_read(
     assert "a: two" not in asked
 
 
-async def test_servers_that_show_one_table_need_not_catch_up(
+async def test_servers_of_a_shard_without_replication_do_not_catch_up(
     replicas: list[Scripted], asked: list[str]
 ) -> None:
     shard = Shard("one", replicas, replicated=False)
@@ -576,7 +576,7 @@ async def any_server(proxies: list[TcpProxy]) -> AsyncIterator[AnyServer]:
 
 
 @pytest.mark.parametrize("trouble", ["refuse", "stall", "lose_answers"])
-async def test_any_server_answers_for_one_that_does_not(
+async def test_another_server_answers_for_one_that_does_not(
     any_server: AnyServer, proxies: list[TcpProxy], servers_asked: list[str], trouble: str
 ) -> None:
     assert await any_server.rows("SELECT 1") == [[1]]
@@ -589,7 +589,7 @@ async def test_any_server_answers_for_one_that_does_not(
     assert servers_asked[0] == proxies[1].url, "the first one is not asked again at once"
 
 
-async def test_any_server_sends_a_statement_once(
+async def test_a_statement_to_any_server_is_sent_once(
     any_server: AnyServer, proxies: list[TcpProxy], table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "_HEDGE_S", LIMIT_S)  # else a slow one is not the only one asked
@@ -606,7 +606,7 @@ async def test_any_server_sends_a_statement_once(
         await any_server.execute(statement)
 
 
-async def test_a_server_that_refuses_a_statement_is_asked_again(
+async def test_a_server_that_refuses_a_statement_is_asked_again_and_one_that_fails_a_query_is_not(
     replicas: list[Scripted], asked: list[str]
 ) -> None:
     any_server = AnyServer(replicas, STATEMENT_LIMIT_MS)

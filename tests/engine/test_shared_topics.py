@@ -73,7 +73,7 @@ async def test_a_topic_is_seen_by_every_broker_and_each_leads_its_own_partitions
             log_of(catalog, made, 3)
 
 
-async def test_a_name_is_given_once_even_when_two_brokers_give_it_at_the_same_time(
+async def test_a_topic_is_created_once_when_two_brokers_create_it_at_the_same_time(
     two: Two,
 ) -> None:
     two.topics.before_write = asyncio.get_running_loop().create_future()
@@ -109,7 +109,7 @@ async def test_creating_many_topics_takes_few_changes_of_the_registry(
     assert two.odd.get(changed.name) == changed
 
 
-async def test_of_topics_that_two_brokers_create_at_once_each_is_created_once(two: Two) -> None:
+async def test_many_topics_that_two_brokers_create_at_once_are_created_once_each(two: Two) -> None:
     wanted = [NewTopic(f"t{n}", 1) for n in range(300)]
     two.topics.before_write = asyncio.get_running_loop().create_future()
     released = two.topics.before_write
@@ -126,7 +126,9 @@ async def test_of_topics_that_two_brokers_create_at_once_each_is_created_once(tw
     assert len(two.odd.all()) == 300
 
 
-async def test_topics_stay_unknown_while_the_registry_is_away(two: Two) -> None:
+async def test_creating_topics_fails_while_the_registry_is_away_and_succeeds_afterwards(
+    two: Two,
+) -> None:
     two.topics.away = True
     outcomes = await two.even.create_all([NewTopic(f"t{n}", 1) for n in range(3)])
     assert all(isinstance(one, EngineError) for one in outcomes.values())
@@ -162,7 +164,7 @@ async def test_partitions_that_another_broker_added_are_led(two: Two) -> None:
         await add_partitions(two.odd, topic, 4)
 
 
-async def test_a_deleted_topic_is_gone_everywhere_and_its_rows_wait_for_all_to_know(
+async def test_a_deleted_topic_is_removed_from_every_broker_before_its_rows_are_deleted(
     two: Two, engine: EmbeddedEngine
 ) -> None:
     topic = await create_topic(two.even, "orders", 2, {})
@@ -193,7 +195,7 @@ async def test_a_deleted_topic_is_gone_everywhere_and_its_rows_wait_for_all_to_k
     assert await two.registry.deleted() == []
 
 
-async def test_a_deletion_that_was_cut_short_is_done(two: Two) -> None:
+async def test_an_interrupted_deletion_is_completed_by_another_broker(two: Two) -> None:
     topic = await create_topic(two.even, "orders", 1, {})
     left = dict(two.topics.values)
     await delete_topic(two.even, topic)
@@ -214,7 +216,7 @@ async def test_the_registry_is_not_read_while_it_is_unchanged(two: Two) -> None:
     assert two.state.values[VERSION_KEY].value == str(two.odd.seen)
 
 
-async def test_a_registry_that_is_away_changes_nothing(two: Two) -> None:
+async def test_changes_fail_and_topics_stay_while_the_registry_is_away(two: Two) -> None:
     topic = await create_topic(two.even, "orders", 1, {})
     two.state.away = True
     for change in (
@@ -228,7 +230,7 @@ async def test_a_registry_that_is_away_changes_nothing(two: Two) -> None:
     assert two.even.get("b") is None
 
 
-async def test_a_broker_that_slept_past_its_lease_leads_nothing(two: Two) -> None:
+async def test_a_broker_that_slept_past_its_lease_leads_no_partition(two: Two) -> None:
     topic = await create_topic(two.even, "orders", 1, {})
     assert log_of(two.even, topic, 0).partition == 0
     two.halves[0].awake = False
@@ -247,14 +249,14 @@ async def test_a_catalog_that_is_held_still_shows_no_new_topic(two: Two) -> None
     assert (await creating).name == "b"
 
 
-async def test_a_log_that_is_given_up_is_led_elsewhere(two: Two) -> None:
+async def test_a_broker_that_gave_up_a_log_answers_not_leader(two: Two) -> None:
     topic = await create_topic(two.even, "orders", 4, {})
     two.even.logs.remove([log_of(two.even, topic, 2)])
     with pytest.raises(NotLeaderOrFollower):
         log_of(two.even, topic, 2)
 
 
-async def test_a_server_that_is_behind_takes_no_topic_away(two: Two) -> None:
+async def test_an_old_answer_of_the_registry_does_not_remove_a_topic(two: Two) -> None:
     before = dict(two.topics.values), dict(two.state.values)
     topic = await create_topic(two.even, "orders", 1, {})
     log = log_of(two.even, topic, 0)
@@ -271,7 +273,9 @@ async def test_a_server_that_is_behind_takes_no_topic_away(two: Two) -> None:
     two.topics.values, two.state.values = now
 
 
-async def test_a_topic_that_was_made_and_not_answered_is_there_at_the_next_try(two: Two) -> None:
+async def test_a_topic_whose_creation_failed_after_it_was_stored_exists_at_the_next_try(
+    two: Two,
+) -> None:
     two.state.away = True
     with pytest.raises(EngineError):
         await create_topic(two.even, "orders", 1, {})
@@ -285,7 +289,7 @@ async def test_a_topic_that_was_made_and_not_answered_is_there_at_the_next_try(t
     assert two.even.get("orders") == topic
 
 
-async def test_a_shard_that_is_away_holds_up_its_own_logs_alone(two: Two) -> None:
+async def test_a_shard_that_is_away_holds_up_only_its_own_logs(two: Two) -> None:
     half = two.halves[0]
     half.away = True
     topic = await create_topic(two.odd, "orders", 1, {})
@@ -298,7 +302,7 @@ async def test_a_shard_that_is_away_holds_up_its_own_logs_alone(two: Two) -> Non
     assert log_of(two.even, topic, 0).partition == 0
 
 
-async def test_a_topic_that_cannot_be_read_is_left_as_it_is(two: Two) -> None:
+async def test_a_topic_of_a_newer_format_is_ignored_and_kept(two: Two) -> None:
     await create_topic(two.odd, "sound", 1, {})
     two.topics.values["topic/new"] = Versioned('{"of": "a newer version"}', 0)
     await two.even.refresh()
@@ -306,7 +310,7 @@ async def test_a_topic_that_cannot_be_read_is_left_as_it_is(two: Two) -> None:
     assert "topic/new" in two.topics.values
 
 
-async def test_requests_for_a_log_go_on_in_the_order_in_which_they_came(
+async def test_requests_for_a_log_continue_in_the_order_in_which_they_came(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half, hanging, goes_on = two.halves[1], asyncio.Event(), asyncio.Event()
@@ -351,7 +355,7 @@ async def test_a_request_for_a_log_that_is_open_does_not_wait_for_others(two: Tw
     await waiting
 
 
-async def test_requests_that_wait_share_one_look_at_the_registry(
+async def test_waiting_requests_share_one_read_of_the_registry(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0

@@ -55,7 +55,7 @@ class Nothing(OpenLogs):
         return True
 
 
-async def test_logs_of_new_topics_are_opened_by_the_next_session_when_one_ends_meanwhile(
+async def test_logs_of_a_new_topic_are_opened_by_the_next_session_if_the_session_ends_meanwhile(
     broker: OneBroker,
 ) -> None:
     await broker.serve()
@@ -77,7 +77,7 @@ async def test_logs_of_new_topics_are_opened_by_the_next_session_when_one_ends_m
     assert log_of(broker.catalog, topic, 1).high_watermark == 0
 
 
-async def test_a_session_that_ends_while_its_slots_are_taken_takes_none(
+async def test_a_session_that_ends_while_it_takes_slots_takes_none(
     broker: OneBroker,
 ) -> None:
     await made_elsewhere(broker)
@@ -96,7 +96,7 @@ async def test_a_session_that_ends_while_its_slots_are_taken_takes_none(
     assert not broker.logs.leads(topic, 0)
 
 
-async def test_slots_that_are_given_up_are_led_elsewhere_and_their_logs_are_closed(
+async def test_giving_up_slots_closes_their_logs(
     broker: OneBroker,
 ) -> None:
     topic = await create_topic(broker.catalog, "t", 2, {})
@@ -113,7 +113,7 @@ async def test_slots_that_are_given_up_are_led_elsewhere_and_their_logs_are_clos
         log_of(broker.catalog, topic, 0)
 
 
-async def test_a_cluster_broker_says_which_shard_refuses_records_until_it_takes_one(
+async def test_a_cluster_broker_reports_the_shard_that_refuses_records_until_it_stores_one(
     scripted: ScriptedEngine,
 ) -> None:
     broker = OneBroker(scripted)
@@ -169,7 +169,7 @@ async def test_slots_that_cannot_be_given_up_in_time_end_the_session(
     await broker.host.close()
 
 
-async def test_a_lane_that_ended_leaves_its_slots_to_a_fence_though_the_session_goes_on(
+async def test_slots_of_a_lane_that_ended_cannot_be_handed_over_without_a_fence(
     engine: EmbeddedEngine,
 ) -> None:
     """Its last block may still be stored: an owner that does not fence would double its offsets."""

@@ -137,7 +137,7 @@ async def test_rows_below_the_log_start_are_deleted_and_no_others(house: SweptLo
     ]
 
 
-async def test_a_topic_made_again_keeps_its_rows(house: SweptLog) -> None:
+async def test_a_topic_created_again_keeps_its_rows(house: SweptLog) -> None:
     old = await house.topic("events", "deleted")
     new = await house.topic("events")
     await house.rows("events", new, 0, 5)
@@ -146,7 +146,9 @@ async def test_a_topic_made_again_keeps_its_rows(house: SweptLog) -> None:
     assert await house.left() == [["events", 0, 0, 4, 5]]
 
 
-async def test_a_start_that_moves_on_while_rows_are_deleted_is_followed(house: SweptLog) -> None:
+async def test_the_sweep_follows_a_log_start_that_moves_while_rows_are_deleted(
+    house: SweptLog,
+) -> None:
     events = await house.topic("events")
     await house.rows("events", events, 0, 30)
     for start in (10, 20, 25):
@@ -157,7 +159,7 @@ async def test_a_start_that_moves_on_while_rows_are_deleted_is_followed(house: S
     assert house.sweep._dead[events, 0].by_day == {"20961120": 0}
 
 
-async def test_rounds_that_find_nothing_new_begin_no_deletion(house: SweptLog) -> None:
+async def test_rounds_without_new_dead_rows_start_no_deletion(house: SweptLog) -> None:
     events = await house.topic("events")
     await house.rows("events", events, 0, 10)
     await house.start_at(events, 4)
@@ -169,7 +171,7 @@ async def test_rounds_that_find_nothing_new_begin_no_deletion(house: SweptLog) -
     assert await house.engine.rows(count) == begun
 
 
-async def test_one_statement_serves_many_partitions(house: SweptLog) -> None:
+async def test_rows_of_many_partitions_are_deleted_by_one_statement(house: SweptLog) -> None:
     for number in range(20):
         topic_id = await house.topic(f"t{number}")
         for partition in range(3):
@@ -183,7 +185,7 @@ async def test_one_statement_serves_many_partitions(house: SweptLog) -> None:
     ) == [[1]]
 
 
-async def test_a_new_process_finds_what_the_last_one_left(house: SweptLog) -> None:
+async def test_a_new_process_deletes_rows_that_the_last_one_left(house: SweptLog) -> None:
     events = await house.topic("events")
     await house.rows("events", events, 0, 10)
     await house.start_at(events, 7)
@@ -193,7 +195,7 @@ async def test_a_new_process_finds_what_the_last_one_left(house: SweptLog) -> No
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["until it is more", "for six hours"])
-async def test_a_little_of_a_large_day_waits(
+async def test_few_dead_rows_of_a_large_day_are_deleted_later(
     house: SweptLog, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     monkeypatch.setattr(sweep_module, "_SMALL_ROWS", 0)
@@ -211,7 +213,7 @@ async def test_a_little_of_a_large_day_waits(
     assert await house.left() == [["events", 0, 10 if waits else 13, 99, 90 if waits else 87]]
 
 
-def test_large_days_wait_for_an_eighth_or_a_quarter_of_a_day() -> None:
+def test_a_large_day_is_swept_when_an_eighth_is_dead_or_after_six_hours() -> None:
     large = 80_000_000
     assert is_worth_it(1, 1_000_000, 0)
     assert not is_worth_it(0, 10, DAY)
@@ -223,7 +225,7 @@ def test_large_days_wait_for_an_eighth_or_a_quarter_of_a_day() -> None:
 # --- days ---
 
 
-async def test_a_day_of_which_nothing_is_served_is_dropped_without_a_deletion(
+async def test_a_day_without_live_rows_is_dropped_without_a_deletion(
     house: SweptLog,
 ) -> None:
     events, others = await house.topic("events"), await house.topic("others")
@@ -240,7 +242,7 @@ async def test_a_day_of_which_nothing_is_served_is_dropped_without_a_deletion(
 
 
 @pytest.mark.parametrize("miscounted", [False, True], ids=["by number", "by offset"])
-async def test_one_row_that_is_served_keeps_its_day(
+async def test_a_day_with_one_live_row_is_not_dropped(
     house: SweptLog, monkeypatch: pytest.MonkeyPatch, miscounted: bool
 ) -> None:
     if miscounted:  # rows that go while they are counted: what is left is looked at then
@@ -259,7 +261,7 @@ async def test_one_row_that_is_served_keeps_its_day(
     assert await house.left() == [["others", 0, 10, 10, 1]]
 
 
-async def test_rows_of_a_topic_that_nobody_knows_yet_keep_their_day(house: SweptLog) -> None:
+async def test_a_day_with_rows_of_an_unknown_topic_is_not_dropped(house: SweptLog) -> None:
     await house.rows("new", uuid4(), 0, 1, days_ago=3)
     await house.counted()
     await house.swept()
@@ -267,7 +269,7 @@ async def test_rows_of_a_topic_that_nobody_knows_yet_keep_their_day(house: Swept
 
 
 @pytest.mark.parametrize("days_ago", [0, 1], ids=["today", "yesterday"])
-async def test_today_and_yesterday_stay(house: SweptLog, days_ago: int) -> None:
+async def test_the_days_today_and_yesterday_are_not_dropped(house: SweptLog, days_ago: int) -> None:
     events = await house.topic("events")
     await house.rows("events", events, 0, 10, days_ago=days_ago)
     await house.start_at(events, 10)
@@ -277,7 +279,7 @@ async def test_today_and_yesterday_stay(house: SweptLog, days_ago: int) -> None:
     assert list((await house.days()).values()) == [10]
 
 
-async def test_a_day_that_is_not_counted_to_its_end_stays(house: SweptLog) -> None:
+async def test_a_day_that_is_not_counted_to_its_end_is_not_dropped(house: SweptLog) -> None:
     events = await house.topic("events")
     await house.rows("events", events, 0, 10, days_ago=3)
     await house.start_at(events, 10)
@@ -299,7 +301,7 @@ def test_a_day_is_over_when_it_is_counted_and_two_days_ago() -> None:
     assert not is_over("20961119", midnight + DAY, midnight)
 
 
-async def test_days_of_deleted_topics_go(house: SweptLog) -> None:
+async def test_days_of_deleted_topics_are_dropped(house: SweptLog) -> None:
     gone = await house.topic("gone")
     await house.rows("gone", gone, 0, 10, days_ago=3)
     await house.rows("gone", gone, 10, 10)
@@ -317,7 +319,7 @@ async def test_days_of_deleted_topics_go(house: SweptLog) -> None:
 # --- leader epochs ---
 
 
-async def test_of_epochs_that_began_up_to_the_log_start_the_last_one_stays(
+async def test_epochs_before_the_log_start_are_deleted_except_the_last_one(
     house: SweptLog,
 ) -> None:
     events, others = await house.topic("events"), await house.topic("others")
@@ -337,7 +339,7 @@ async def test_of_epochs_that_began_up_to_the_log_start_the_last_one_stays(
     }
 
 
-async def test_epochs_of_a_log_without_records_are_kept_up_to_the_last_one(house: SweptLog) -> None:
+async def test_the_last_epoch_of_a_log_without_records_is_kept(house: SweptLog) -> None:
     events = await house.topic("events")
     await house.epochs(events, 0, (1, 0), (2, 10))
     await house.start_at(events, 15)
@@ -345,7 +347,7 @@ async def test_epochs_of_a_log_without_records_are_kept_up_to_the_last_one(house
     assert await house.epochs_left(events) == {0: [(2, 10)]}
 
 
-async def test_epochs_of_deleted_topics_are_deleted_and_of_one_made_again_kept(
+async def test_epochs_of_deleted_topics_are_deleted_and_those_of_a_topic_created_again_kept(
     house: SweptLog,
 ) -> None:
     gone, made_again = await house.topic("events", "deleted"), await house.topic("events")
@@ -367,7 +369,7 @@ async def test_an_epoch_without_records_is_merged_away(house: SweptLog) -> None:
 # --- disk ---
 
 
-async def test_a_day_that_is_half_masked_is_written_anew(house: SweptLog) -> None:
+async def test_a_day_of_which_half_is_deleted_is_rewritten(house: SweptLog) -> None:
     brief, lasting = await house.topic("brief"), await house.topic("lasting")
     await house.rows("brief", brief, 0, 60_000, days_ago=3)
     await house.rows("lasting", lasting, 0, 40_000, days_ago=3)
@@ -380,7 +382,7 @@ async def test_a_day_that_is_half_masked_is_written_anew(house: SweptLog) -> Non
     assert await house.left() == [["lasting", 0, 0, 39_999, 40_000]]
 
 
-async def test_a_large_day_is_written_anew_before_it_is_over(
+async def test_a_large_day_is_rewritten_before_it_is_over(
     house: SweptLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweep_module, "_SMALL_ROWS", 0)
@@ -443,7 +445,7 @@ def size_of(directory: Path) -> int:
 # --- fences ---
 
 
-async def test_a_block_that_a_fence_refused_is_refused_when_all_of_its_day_is_deleted(
+async def test_a_fenced_block_stays_refused_after_all_rows_of_its_day_were_deleted(
     house: SweptLog,
 ) -> None:
     """The token outlives its rows, merges and the engine's clearing up of empty parts."""
@@ -470,7 +472,7 @@ async def test_a_block_that_a_fence_refused_is_refused_when_all_of_its_day_is_de
 # --- what is counted ---
 
 
-async def test_minutes_below_the_log_start_are_forgotten_and_the_end_is_not(
+async def test_minutes_below_the_log_start_are_deleted_and_the_end_of_the_count_is_kept(
     house: SweptLog,
 ) -> None:
     events = await house.topic("events")

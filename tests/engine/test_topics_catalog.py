@@ -87,7 +87,7 @@ def catalog(engine: EmbeddedEngine) -> LocalCatalog:
 # --- Creating ---
 
 
-async def test_a_topic_is_found_by_name_and_by_id_and_after_a_restart(
+async def test_a_topic_is_found_by_name_and_by_id_also_after_a_restart(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     made = await create_topic(catalog, "b", 3, LOG_APPEND_TIME)
@@ -103,7 +103,7 @@ async def test_a_topic_is_found_by_name_and_by_id_and_after_a_restart(
         assert known.get("c") is None
 
 
-async def test_a_partition_that_is_not_there_is_unknown(catalog: LocalCatalog) -> None:
+async def test_a_partition_beyond_those_of_its_topic_is_unknown(catalog: LocalCatalog) -> None:
     topic = await create_topic(catalog, "t", 2, {})
     for partition in (-1, 2, 2**31 - 1):
         with pytest.raises(UnknownTopicOrPartition, match=f"t has no partition {partition}"):
@@ -121,7 +121,7 @@ async def test_of_many_requests_that_create_a_topic_one_succeeds(
     assert catalog.all() == (await restarted(engine)).all() == [made]
 
 
-async def test_many_topics_are_one_stored_change_and_each_succeeds_or_fails_by_itself(
+async def test_many_topics_are_created_by_one_statement_and_fail_one_by_one(
     engine: EmbeddedEngine,
 ) -> None:
     old = await create_topic(catalog_on(engine), "old.1", 1, {})
@@ -151,7 +151,7 @@ async def test_many_topics_are_one_stored_change_and_each_succeeds_or_fails_by_i
 @pytest.mark.parametrize(
     ("refusals", "refused"), [(1, []), (2, ["t0"]), (3, ["t0", "t1", "t2", "t3", "t4"])]
 )
-async def test_topics_of_a_refused_change_are_tried_one_by_one_while_that_helps(
+async def test_topics_of_a_refused_statement_are_tried_one_by_one_unless_the_first_two_fail(
     engine: EmbeddedEngine, refusals: int, refused: list[str]
 ) -> None:
     """Of thousands of topics on a full disk each would be refused."""
@@ -195,7 +195,9 @@ async def test_added_partitions_are_empty_and_the_others_stay_as_they_are(
 
 
 @pytest.mark.parametrize("total", [0, 1, 2])
-async def test_partitions_never_become_fewer(catalog: LocalCatalog, total: int) -> None:
+async def test_adding_partitions_fails_unless_their_number_grows(
+    catalog: LocalCatalog, total: int
+) -> None:
     topic = await create_topic(catalog, "t", 2, {})
     with pytest.raises(InvalidPartitions, match=f"has 2 partitions; {total} is not more"):
         await add_partitions(catalog, topic, total)
@@ -250,7 +252,7 @@ async def test_a_change_that_the_engine_refuses_changes_nothing(engine: Embedded
 
 @pytest.mark.parametrize("change", ["create", "add_partitions", "set_configs", "delete"])
 @pytest.mark.parametrize("ticks", [0, 1, 5])
-async def test_a_client_that_leaves_leaves_no_change_half_made(
+async def test_a_client_that_disconnects_leaves_its_change_made_completely_or_not_at_all(
     engine: EmbeddedEngine, catalog: LocalCatalog, change: str, ticks: int
 ) -> None:
     """Otherwise records are acknowledged in a topic that the table calls deleted."""
@@ -273,7 +275,7 @@ async def test_a_client_that_leaves_leaves_no_change_half_made(
     assert made == (ticks > 0), "a change that began is made"
 
 
-async def test_closing_waits_for_a_change_that_nobody_waits_for_any_more(
+async def test_closing_waits_for_a_change_whose_client_disconnected(
     engine: EmbeddedEngine,
 ) -> None:
     scripted = ScriptedEngine(engine)
@@ -293,7 +295,7 @@ async def test_closing_waits_for_a_change_that_nobody_waits_for_any_more(
 # --- Deleting ---
 
 
-async def test_a_deleted_topic_is_gone_at_once_and_its_rows_soon(
+async def test_a_deleted_topic_is_unknown_at_once_and_its_rows_are_deleted_afterwards(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)
@@ -318,7 +320,7 @@ async def test_a_deleted_topic_is_gone_at_once_and_its_rows_soon(
     await appender.close()
 
 
-async def test_topics_are_gone_also_if_the_offsets_of_one_cannot_be_forgotten(
+async def test_topics_are_deleted_even_if_the_offsets_of_one_cannot_be_deleted(
     engine: EmbeddedEngine,
 ) -> None:
     refusal = EngineError("no offset can be forgotten")
@@ -336,7 +338,7 @@ async def test_topics_are_gone_also_if_the_offsets_of_one_cannot_be_forgotten(
     assert await states(engine) == ["deleted"] * 3
 
 
-async def test_a_topic_made_again_is_another_one_and_starts_empty(
+async def test_a_topic_created_again_has_a_new_id_and_starts_empty(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)
@@ -354,7 +356,7 @@ async def test_a_topic_made_again_is_another_one_and_starts_empty(
     await appender.close()
 
 
-async def test_a_clean_up_that_comes_late_leaves_the_rows_of_the_topic_made_again(
+async def test_a_late_clean_up_keeps_the_rows_of_the_topic_created_again(
     engine: EmbeddedEngine,
 ) -> None:
     settled = asyncio.Event()
@@ -389,7 +391,7 @@ async def test_a_deleted_topic_cannot_be_changed(catalog: LocalCatalog) -> None:
     await catalog.close()
 
 
-async def test_rows_that_were_being_stored_when_their_topic_was_deleted_go_too(
+async def test_rows_in_flight_when_their_topic_was_deleted_are_deleted_too(
     engine: EmbeddedEngine,
 ) -> None:
     scripted = ScriptedEngine(engine)
@@ -454,7 +456,7 @@ async def test_a_clean_up_that_failed_is_tried_again_while_the_broker_runs(
     await appender.close()
 
 
-async def test_a_clean_up_that_a_shutdown_ends_begins_again_at_the_next_start(
+async def test_a_clean_up_interrupted_by_a_shutdown_starts_again_at_the_next_start(
     engine: EmbeddedEngine,
 ) -> None:
     never = asyncio.Event()
@@ -479,7 +481,7 @@ async def test_a_clean_up_that_a_shutdown_ends_begins_again_at_the_next_start(
 # --- Starting ---
 
 
-async def test_a_log_goes_on_where_its_rows_end(
+async def test_after_a_restart_a_log_continues_where_its_rows_end(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)
@@ -494,7 +496,7 @@ async def test_a_log_goes_on_where_its_rows_end(
 
 
 @pytest.mark.parametrize(("rows", "floor", "end"), [(0, 7, 7), (3, 7, 7), (9, 7, 9)])
-async def test_the_next_offset_never_goes_back_below_its_checkpoint(
+async def test_after_a_restart_the_next_offset_is_not_below_its_checkpoint(
     engine: EmbeddedEngine, catalog: LocalCatalog, rows: int, floor: int, end: int
 ) -> None:
     appender = make_appender(engine)
@@ -512,7 +514,7 @@ async def test_the_next_offset_never_goes_back_below_its_checkpoint(
     await appender.close()
 
 
-async def test_producers_of_before_the_start_are_told_from_fresh_ones(
+async def test_logs_know_the_first_producer_id_given_after_the_start(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     await create_topic(catalog, "t", 1, {})
@@ -524,7 +526,7 @@ async def test_producers_of_before_the_start_are_told_from_fresh_ones(
     assert log_of(again, topic, 0).first_fresh_producer_id == 2000
 
 
-async def test_sizes_are_those_of_keys_and_values_by_partition(
+async def test_the_size_of_a_partition_is_that_of_its_keys_and_values(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     appender = make_appender(engine)

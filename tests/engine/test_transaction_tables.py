@@ -18,7 +18,9 @@ ABORTED = (
 )
 
 
-async def test_only_rows_without_records_are_removed(engine: EmbeddedEngine) -> None:
+async def test_rows_of_aborted_transactions_without_records_are_removed_and_others_kept(
+    engine: EmbeddedEngine,
+) -> None:
     for start in (0, 10):
         await engine.execute(ABORTED.format(start))
     await engine.execute(
@@ -44,7 +46,7 @@ async def test_only_rows_without_records_are_removed(engine: EmbeddedEngine) -> 
     await until_async(one_is_left)
 
 
-async def test_many_rows_without_records_are_removed_in_portions(
+async def test_many_rows_of_aborted_transactions_are_removed_in_portions(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transaction_tables, "_IN_A_STATEMENT", 3)
@@ -58,7 +60,7 @@ async def test_many_rows_without_records_are_removed_in_portions(
     await until_async(none_is_left)
 
 
-async def test_no_removal_begins_while_an_earlier_one_waits(
+async def test_a_removal_does_not_start_while_an_earlier_one_waits(
     engine: EmbeddedEngine,
 ) -> None:
     """For space on the disk, or here until it is told to go on."""

@@ -98,7 +98,7 @@ def batch(
     ).data
 
 
-async def test_a_batch_begins_a_transaction_only_on_the_coordinators_word(
+async def test_a_batch_begins_a_transaction_only_after_the_coordinator_has_confirmed_it(
     appender: Appender, markers: MarkerWriter
 ) -> None:
     log = make_log()
@@ -113,7 +113,7 @@ async def test_a_batch_begins_a_transaction_only_on_the_coordinators_word(
     assert (log.high_watermark, log.last_stable_offset) == (3, 3)
 
 
-async def test_a_marker_makes_the_coordinators_word_void_even_if_nothing_was_written(
+async def test_a_marker_revokes_the_confirmation_even_if_no_transaction_was_open(
     appender: Appender, markers: MarkerWriter
 ) -> None:
     """In the older flow: a partition was added, its first batch is late, the transaction ends."""
@@ -130,7 +130,7 @@ async def test_a_marker_makes_the_coordinators_word_void_even_if_nothing_was_wri
         await add(appender, log, batch(1), may_begin=False)
 
 
-async def test_a_marker_that_raises_the_epoch_is_written_once_and_fences_what_was_before(
+async def test_a_marker_that_raises_the_epoch_is_written_once_and_fences_the_earlier_epoch(
     appender: Appender, markers: MarkerWriter
 ) -> None:
     log = make_log()
@@ -147,7 +147,7 @@ async def test_a_marker_that_raises_the_epoch_is_written_once_and_fences_what_wa
     assert log.transactions.has_open(PRODUCER, 1), "a marker of the one before ends nothing"
 
 
-async def test_a_marker_of_a_coordinator_with_a_successor_is_refused(
+async def test_a_marker_of_an_earlier_coordinator_is_refused(
     engine: EmbeddedEngine, appender: Appender, markers: MarkerWriter
 ) -> None:
     log = make_log(first_fresh=NOTHING_FRESH)
@@ -166,7 +166,7 @@ async def test_a_marker_of_a_coordinator_with_a_successor_is_refused(
     assert anew.transactions.aborted_between(0, 9) == [AbortedTransaction(PRODUCER, 2, 3)]
 
 
-async def test_a_coordinator_that_repeats_a_marker_fences_the_one_before(
+async def test_a_coordinator_that_repeats_a_marker_fences_its_predecessor(
     appender: Appender, markers: MarkerWriter
 ) -> None:
     """In the older flow the next transaction has the same epoch: a late marker could end it."""
@@ -186,7 +186,7 @@ class Gone:
     has_left = True
 
 
-async def test_a_marker_that_nobody_waits_for_any_more_is_not_written(
+async def test_a_marker_whose_sender_disconnected_is_not_written(
     appender: Appender, markers: MarkerWriter
 ) -> None:
     log = make_log()
@@ -199,7 +199,7 @@ async def test_a_marker_that_nobody_waits_for_any_more_is_not_written(
     assert not log.transactions.has_open(PRODUCER, 0)
 
 
-async def test_the_next_transaction_waits_for_the_marker_of_the_one_before(
+async def test_the_next_transaction_is_refused_until_the_earlier_one_has_its_marker(
     appender: Appender,
 ) -> None:
     log = make_log()
@@ -226,7 +226,7 @@ async def test_a_refused_block_changes_no_transaction(
     assert log.transactions.aborted_between(0, 9) == [AbortedTransaction(PRODUCER, 0, 1)]
 
 
-async def test_a_log_start_that_is_raised_shows_nothing_of_a_block_on_its_way(
+async def test_raising_the_log_start_does_not_move_the_last_stable_offset_past_a_marker_in_flight(
     appender: Appender, markers: MarkerWriter, scripted: ScriptedEngine
 ) -> None:
     log = make_log()
@@ -245,7 +245,7 @@ async def test_a_log_start_that_is_raised_shows_nothing_of_a_block_on_its_way(
     assert log.last_stable_offset == 4
 
 
-async def test_a_start_reads_back_what_is_open_and_what_was_aborted(
+async def test_a_start_reads_back_open_and_aborted_transactions(
     engine: EmbeddedEngine, appender: Appender, markers: MarkerWriter
 ) -> None:
     log = make_log()
@@ -275,7 +275,7 @@ async def test_a_start_reads_back_what_is_open_and_what_was_aborted(
     assert await shown_as_open(engine) == []
 
 
-async def test_aborted_transactions_that_are_not_listed_are_read_from_the_table(
+async def test_aborted_transactions_that_are_not_in_memory_are_read_from_the_table(
     engine: EmbeddedEngine,
 ) -> None:
     log, other = make_log(end=10**6), make_log(make_log().topic, end=10**6)
@@ -340,7 +340,7 @@ async def only_marker(appender: Appender, log: PartitionLog, *, commit: bool) ->
 
 
 @pytest.mark.parametrize("commit", [True, False])
-async def test_a_start_ends_what_has_a_marker_and_stores_what_the_broker_before_did_not(
+async def test_a_start_ends_transactions_that_have_a_marker_and_stores_their_missing_rows(
     engine: EmbeddedEngine, appender: Appender, commit: bool
 ) -> None:
     log = make_log()
@@ -359,7 +359,7 @@ async def test_a_start_ends_what_has_a_marker_and_stores_what_the_broker_before_
     assert again.transactions.aborted_between(0, 9) == aborted
 
 
-async def test_a_start_ends_what_has_no_record(
+async def test_a_start_ends_transactions_without_records(
     engine: EmbeddedEngine, appender: Appender, scripted: ScriptedEngine
 ) -> None:
     log = make_log()
@@ -372,7 +372,7 @@ async def test_a_start_ends_what_has_no_record(
     assert anew.transactions.next_version(0, 0) > log.transactions.next_version(0, 0)
 
 
-async def test_a_young_record_is_shown_when_its_marker_is_there_whatever_is_said_to_be_open(
+async def test_a_recent_record_is_shown_as_committed_only_when_its_marker_is_stored(
     engine: EmbeddedEngine, appender: Appender, markers: MarkerWriter
 ) -> None:
     """Of a transaction that began after it was read what is open."""

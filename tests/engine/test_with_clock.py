@@ -35,18 +35,16 @@ def with_clock(when: str, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("day", ["2028-02-29", "2020-01-01"])
-def test_a_command_its_processes_and_the_engine_see_the_day_that_is_asked_for(
-    tmp_path: Path, day: str
-) -> None:
+def test_a_command_its_processes_and_the_engine_see_the_given_day(tmp_path: Path, day: str) -> None:
     done = with_clock(f"{day} 12:00", sys.executable, "-c", SEEN, str(tmp_path / "data"))
     assert (done.stdout.split(), done.returncode) == ([day, day, day, "waited"], 0), done.stderr
 
 
-def test_the_exit_code_is_the_commands() -> None:
+def test_with_clock_exits_with_the_code_of_the_command() -> None:
     assert with_clock("+7 days", "sh", "-c", "exit 7").returncode == 7
 
 
-def test_a_time_that_date_does_not_understand_runs_nothing(tmp_path: Path) -> None:
+def test_with_clock_runs_no_command_if_the_time_is_not_understood(tmp_path: Path) -> None:
     done = with_clock("soonish", "touch", str(tmp_path / "run"))
     assert done.returncode != 0
     assert "soonish" in done.stderr

@@ -82,7 +82,10 @@ class History:
                 held.clear()
             for partition, offsets in event.offsets.items():
                 self.processed.setdefault(partition, set()).update(offsets)
-            self.committed.update(event.ends)
+            for partition, end in event.ends.items():
+                # What was read from the broker may be older than a commit that was reported since.
+                known = self.committed.get(partition, 0) if event.kind == "stored" else 0
+                self.committed[partition] = max(end, known)
             if event.kind == "failed":
                 self.failures.append(event)
             self._changed.notify_all()

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 
 import pytest
+from confluent_kafka import Producer
 from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
@@ -50,6 +51,30 @@ def test_spark_reads_the_same_records_as_a_consumer(
     rows = frame(spark, broker.http_url, subscribe=sample).where("partition = 0").collect()
     assert [record(row) for row in rows] == consumed
     assert {(row["topic"], row["timestampType"]) for row in rows} == {(sample, 0)}
+
+
+def test_records_of_aborted_and_open_transactions_are_read_only_if_asked_for(
+    spark: SparkSession, broker: BrokerProcess, topic: str
+) -> None:
+    create(broker, topic)
+    producer = Producer({"bootstrap.servers": broker.kafka, "transactional.id": topic})
+    producer.init_transactions(60)
+    for value in (b"committed", b"aborted", b"open"):
+        producer.begin_transaction()
+        producer.produce(topic, value)
+        producer.flush(60)
+        if value == b"committed":
+            producer.commit_transaction(60)
+        elif value == b"aborted":
+            producer.abort_transaction(60)
+
+    def values(**options: str) -> list[bytes]:
+        rows = frame(spark, broker.http_url, subscribe=topic, **options).collect()
+        return [bytes(row["value"]) for row in rows]
+
+    assert values() == [b"committed"]
+    assert values(isolation="read_uncommitted") == [b"committed", b"aborted", b"open"]
+    producer.abort_transaction(60)
 
 
 def test_the_schema_is_that_of_sparks_kafka_source(

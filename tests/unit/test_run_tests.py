@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.support.waiting import until
+
 PROJECT = Path(__file__).resolve().parents[2]
 
 
@@ -85,6 +87,7 @@ def project(tmp_path: Path) -> Path:
         "good": """
             import pytest
             def test_always(): pass
+            def test_skipped(): pytest.skip("it is not counted")
             @pytest.mark.test_all
             def test_all(): pass
         """,
@@ -135,6 +138,25 @@ def test_all_goes_on_with_the_lanes_that_have_not_passed_on_this_code(project: P
     assert second.rstrip().endswith("0 passed, 1 failed")
     assert code == 0
     assert third.rstrip().endswith("4 passed, 0 failed")
+
+
+def test_lanes_end_when_the_run_is_told_to_end(project: Path) -> None:
+    started, ended = project / "started", project / "ended"
+    (project / "good/test_good.py").write_text(
+        "import pathlib, time\n"
+        "def test_long():\n"
+        f"    pathlib.Path({str(started)!r}).touch()\n"
+        "    try: time.sleep(60)\n"
+        f"    finally: pathlib.Path({str(ended)!r}).touch()\n"
+    )
+    pytest_command = str(Path(sys.executable).with_name("pytest"))
+    command = [sys.executable, "tools/run-tests", "--pytest", pytest_command, "--lane", "good"]
+    run = subprocess.Popen(command, cwd=project, stdout=subprocess.DEVNULL)
+    until(started.exists, "the test runs", 60)
+    run.terminate()
+
+    assert run.wait(60) == 143
+    assert ended.exists()
 
 
 def test_an_unknown_lane_is_refused_with_the_names_of_all(project: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-from _pytest.mark import ParameterSet
+from typing import Any
+
+from tests.support.pairwise import also_in_test_all
 
 
-def seeds(count: int) -> list[ParameterSet]:
+def seeds(count: int) -> list[Any]:
     """For `pytest.mark.parametrize("seed", ...)`."""
-    return [
-        pytest.param(0),
-        *(pytest.param(n, marks=pytest.mark.test_all) for n in range(1, count)),
-    ]
+    return also_in_test_all([0], range(count))

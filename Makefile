@@ -68,19 +68,19 @@ run: $(INSTALLED)
 
 test: $(INSTALLED_DEV)
 	@tools/require tests
-	$(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),tools/run-tests)
+	$(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),$(BIN)/python tools/run-tests)
 
 test-all: $(INSTALLED_DEV)
 	@tools/require tests
-	tools/run-tests --all $(ARGS)
+	$(BIN)/python tools/run-tests --all $(ARGS)
 
 test-touched: $(INSTALLED_DEV)
 	@tools/require tests
-	tools/run-tests --touched $(SINCE)
+	$(BIN)/python tools/run-tests --touched $(SINCE)
 
 test-loaded: $(INSTALLED_DEV)
 	@tools/require tests
-	tools/with-load $(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),tools/run-tests)
+	tools/with-load $(if $(strip $(ARGS)),$(BIN)/pytest $(ARGS),$(BIN)/python tools/run-tests)
 
 test-dates: $(INSTALLED_DEV)
 	@tools/require tests

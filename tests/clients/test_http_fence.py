@@ -167,6 +167,13 @@ def test_a_reader_only_reads(server: BrokerProcess, sql: str) -> None:
     assert read(server, "SELECT count(), sum(offset) FROM messages") == "10\t45\n"
 
 
+@pytest.mark.parametrize("sql", ["CREATE TABLE x (a Int8) ENGINE Memory", "DROP TABLE messages"])
+def test_a_reader_who_writes_is_told_how_to_log_in(server: BrokerProcess, sql: str) -> None:
+    answer = ask(server, sql)
+    assert "Without credentials SQL is read-only" in answer.text
+    assert "sql_user and sql_password" in answer.text
+
+
 def test_a_reader_cannot_see_hidden_tables_by_the_database_alone(server: BrokerProcess) -> None:
     assert ask(server, "SELECT * FROM processes", database="system").code == 497
     ask(server, "USE system", session_id="hidden")

@@ -195,6 +195,31 @@ def test_the_latest_record_of_each_key_stays(compacting: BrokerProcess, topic: s
 
 
 @pytest.mark.test_all
+def test_delete_retention_begins_when_the_older_records_of_a_tombstones_key_are_removed(
+    compacting: BrokerProcess, topic: str
+) -> None:
+    broker = compacting
+    create(broker, topic)
+    sending = producer(broker.kafka, **{"enable.idempotence": True})
+    sending.produce(topic, b"old", b"key", partition=0)
+    assert sending.flush(LIMIT_S) == 0
+    produce(broker.kafka, topic, [(b"key", None), (b"last", b"1")])
+    alone = "SELECT max(tombstones_end) AS end FROM compaction_removals"
+    of_topic = (
+        f"{alone} WHERE topic_id = (SELECT any(topic_id) FROM messages WHERE topic = '{topic}')"
+    )
+
+    compact(broker, "--topic", topic, "--force")
+    assert offsets(broker, topic) == [0, 1, 2], "the first one may be sent again by its producer"
+    assert broker.sql(of_topic) == [{"end": 1}]
+    at_once = ("--retry-window-ms", "0", "--producer-expiration-ms", "0")
+    compact(broker, "--topic", topic, "--force", *at_once)
+
+    assert offsets(broker, topic) == [1, 2]
+    assert broker.sql(of_topic) == [{"end": 3}]
+
+
+@pytest.mark.test_all
 def test_a_topic_without_compaction_is_left_out(compacting: BrokerProcess, topic: str) -> None:
     create(compacting, topic, cleanup_policy="delete")
     produce(compacting.kafka, topic, [(b"k", b"1"), (b"k", b"2")])

@@ -22,12 +22,10 @@ BROKERS_OWN = "database = 'brokerhouse'"
 # views of other databases, which the engine may remember. The engine tells the time of a definition
 # in seconds, so `made_tables` makes all of them old.
 LEFT_BEHIND = (
-    "SELECT countIf(metadata_modification_time > toDateTime(100000000)) FROM system.tables"
-    f" WHERE {BROKERS_OWN}",
-    "SELECT count() FROM system.tables WHERE database IN ('brokerhouse', 'default')",
-    "SELECT countIf(engine LIKE '%View') FROM system.tables"
-    f" WHERE database NOT IN ('system', 'INFORMATION_SCHEMA', 'information_schema') AND NOT"
-    f" {BROKERS_OWN}",
+    f"SELECT countIf({BROKERS_OWN} AND metadata_modification_time > toDateTime(100000000)),"
+    f" countIf({BROKERS_OWN} OR database = 'default'),"
+    f" countIf(NOT {BROKERS_OWN} AND engine LIKE '%View') FROM system.tables"
+    " WHERE database NOT IN ('system', 'INFORMATION_SCHEMA', 'information_schema')"
 )
 OTHER_DATABASES = (
     "SELECT name FROM system.databases WHERE name NOT IN"
@@ -102,7 +100,7 @@ class SharedEngine:
 
 
 async def left_behind(engine: EmbeddedEngine) -> list[int]:
-    (row,) = await engine.rows(f"SELECT {', '.join(f'({query})' for query in LEFT_BEHIND)}")
+    (row,) = await engine.rows(LEFT_BEHIND)
     return row
 
 

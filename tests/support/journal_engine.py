@@ -46,9 +46,16 @@ async def journal(
 
 
 @asynccontextmanager
-async def journal_of(engine: EmbeddedEngine) -> AsyncIterator[JournaledEngine]:
+async def journal_of(
+    engine: EmbeddedEngine,
+    drain: DrainLimits = PATIENT,
+    max_bytes: int = 1 << 30,
+    *,
+    small_tables: DrainLimits | None = None,
+) -> AsyncIterator[JournaledEngine]:
     """A journal in front of an engine that stays open; its files are gone afterwards."""
-    opened = await open_journal(engine, JournalLimits(1 << 30, PATIENT), fsync=False)
+    limits = JournalLimits(max_bytes, drain, small_tables)
+    opened = await open_journal(engine, limits, fsync=False)
     try:
         yield opened
     finally:

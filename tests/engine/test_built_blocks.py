@@ -18,12 +18,13 @@ from broker.log.block import Appended, Outcome, PendingAppend, PendingBlock, bui
 from protocol.compression import compress
 from protocol.errors import KafkaStorageError
 from storage.blocks import block
+from storage.embedded import EmbeddedEngine
 from storage.engine import NotSent
 from storage.journal import JournaledEngine
 from storage.journal_drain import DrainLimits
 from storage.journal_files import JournalWriter
 from storage.journal_reading import read_journal
-from tests.support.journal_engine import NEVER_MS, journal
+from tests.support.journal_engine import NEVER_MS, journal, journal_of
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 from tests.support.log_parts import (
     append,
@@ -115,8 +116,8 @@ async def test_a_block_is_built_and_appended_in_the_thread_of_the_journal(
     assert [name.partition("_")[0] for name in threads] == ["journal"]
 
 
-async def test_a_block_with_a_repeated_token_is_stored_once(data_dir: Path) -> None:
-    async with journal(data_dir) as opened:
+async def test_a_block_with_a_repeated_token_is_stored_once(engine: EmbeddedEngine) -> None:
+    async with journal_of(engine) as opened:
         waiting = asyncio.create_task(insert(opened, lambda: log_block(0)))
         await asyncio.sleep(0)  # it has begun now
         assert not await insert(opened, unexpected)
@@ -126,8 +127,10 @@ async def test_a_block_with_a_repeated_token_is_stored_once(data_dir: Path) -> N
         assert await seen(opened) == [0]
 
 
-async def test_a_block_is_appended_although_its_caller_was_cancelled(data_dir: Path) -> None:
-    async with journal(data_dir) as opened:
+async def test_a_block_is_appended_although_its_caller_was_cancelled(
+    engine: EmbeddedEngine,
+) -> None:
+    async with journal_of(engine) as opened:
         begun, goes_on = threading.Event(), threading.Event()
 
         def build() -> bytes:
@@ -145,8 +148,8 @@ async def test_a_block_is_appended_although_its_caller_was_cancelled(data_dir: P
         assert await seen(opened) == [0]
 
 
-async def test_a_block_without_rows_is_not_appended(data_dir: Path) -> None:
-    async with journal(data_dir) as opened:
+async def test_a_block_without_rows_is_not_appended(engine: EmbeddedEngine) -> None:
+    async with journal_of(engine) as opened:
         last = opened.writer.last_sequence
         assert await insert(opened, lambda: b"")
         assert opened.writer.last_sequence == last
@@ -154,19 +157,21 @@ async def test_a_block_without_rows_is_not_appended(data_dir: Path) -> None:
         assert opened.is_empty
 
 
-async def test_after_a_block_that_cannot_be_built_others_are_appended(data_dir: Path) -> None:
+async def test_after_a_block_that_cannot_be_built_others_are_appended(
+    engine: EmbeddedEngine,
+) -> None:
     def fails() -> bytes:
         raise ValueError("a bug")
 
-    async with journal(data_dir) as opened:
+    async with journal_of(engine) as opened:
         with pytest.raises(ValueError, match="a bug"):
             await insert(opened, fails)
         assert await insert(opened, lambda: log_block(0))
         assert await seen(opened) == [0]
 
 
-async def test_the_journal_builds_no_block_for_which_it_has_no_room(data_dir: Path) -> None:
-    async with journal(data_dir, DrainLimits(1 << 30, 1 << 30, NEVER_MS), 1 << 20) as opened:
+async def test_the_journal_builds_no_block_for_which_it_has_no_room(engine: EmbeddedEngine) -> None:
+    async with journal_of(engine, DrainLimits(1 << 30, 1 << 30, NEVER_MS), 1 << 20) as opened:
         assert await insert(opened, lambda: log_block(0), "first")
         assert not await insert(opened, unexpected, size=1 << 20)
         assert await insert(opened, lambda: log_block(1), "second", size=900 << 10)
@@ -195,9 +200,9 @@ async def test_the_journal_builds_no_block_while_the_engine_refuses_rows(data_di
 
 
 async def test_a_block_that_could_not_be_written_can_be_sent_again(
-    data_dir: Path, failing_writes: FailingWrites
+    engine: EmbeddedEngine, failing_writes: FailingWrites
 ) -> None:
-    async with journal(data_dir) as opened:
+    async with journal_of(engine) as opened:
         failing_writes.left = 1
         with pytest.raises(NotSent, match="No space left"):
             await insert(opened, lambda: log_block(0))
@@ -210,12 +215,12 @@ async def test_a_block_that_could_not_be_written_can_be_sent_again(
 
 
 async def test_the_journal_builds_plain_blocks_and_the_lane_compressed_and_transactional_ones(
-    data_dir: Path, builders: list[str]
+    engine: EmbeddedEngine, builders: list[str]
 ) -> None:
     log = make_log()
     plain_batch = batch_of(Record(value=random.Random(1).randbytes(LARGE).hex().encode()))
     packed = compress(4, plain_batch.payload)
-    async with journal(data_dir) as opened:
+    async with journal_of(engine) as opened:
         appender = make_appender(opened, lanes=1)
         for data in (
             plain(b"x").data,
@@ -238,11 +243,11 @@ async def test_the_journal_builds_plain_blocks_and_the_lane_compressed_and_trans
 
 
 async def test_offsets_are_dense_whichever_thread_builds_a_block(
-    data_dir: Path, builders: list[str]
+    engine: EmbeddedEngine, builders: list[str]
 ) -> None:
     topic = make_topic(partitions=2)
     logs = [make_log(topic, number) for number in range(2)]
-    async with journal(data_dir) as opened:
+    async with journal_of(engine) as opened:
         appender = make_appender(opened, lanes=2)
         sent: list[list[bytes]] = [[], []]
         waiting = []
@@ -264,9 +269,9 @@ async def test_offsets_are_dense_whichever_thread_builds_a_block(
     assert {"journal", "lane-0", "lane-1"} <= set(builders)
 
 
-async def test_a_repeated_batch_is_stored_once(data_dir: Path, builders: list[str]) -> None:
+async def test_a_repeated_batch_is_stored_once(engine: EmbeddedEngine, builders: list[str]) -> None:
     log = make_log()
-    async with journal(data_dir) as opened:
+    async with journal_of(engine) as opened:
         appender = make_appender(opened, lanes=1)
         first = await append(appender, log, numbered(0, ROWS, 7).data)
         last = opened.writer.last_sequence
@@ -283,11 +288,11 @@ async def test_a_repeated_batch_is_stored_once(data_dir: Path, builders: list[st
 
 @pytest.mark.parametrize("failures", [1, 2])
 async def test_a_block_that_cannot_be_written_is_tried_again_and_then_refused(
-    data_dir: Path, failing_writes: FailingWrites, failures: int
+    engine: EmbeddedEngine, failing_writes: FailingWrites, failures: int
 ) -> None:
     """The second try is that of every block. Offsets of a refused one are those of the next."""
     log = make_log()
-    async with journal(data_dir) as opened:
+    async with journal_of(engine) as opened:
         appender = make_appender(opened, lanes=1)
         failing_writes.left = failures
         refused = failures == 2

@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from common import clock as clocks
+from coordinator import hosted_groups
 from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import (
     Client,
@@ -61,6 +62,11 @@ async def running(
     finally:
         await coordinator.close()
         await rows.close()
+
+
+@pytest.fixture
+def stored_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosted_groups, "_STORE_AGAIN_S", 0.05)
 
 
 @pytest.fixture
@@ -176,6 +182,7 @@ async def test_a_sync_is_answered_only_after_the_assignment_is_stored(
         assert stored == [b"all".hex().upper()]
 
 
+@pytest.mark.usefixtures("stored_again_soon")
 async def test_a_join_whose_record_cannot_be_stored_fails_and_succeeds_when_repeated(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:
@@ -189,6 +196,7 @@ async def test_a_join_whose_record_cannot_be_stored_fails_and_succeeds_when_repe
         assert row == ["Stable", 1]
 
 
+@pytest.mark.usefixtures("stored_again_soon")
 async def test_a_refused_record_is_stored_even_without_another_request(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:
@@ -201,6 +209,7 @@ async def test_a_refused_record_is_stored_even_without_another_request(
         await until_async(lambda: state_of(groups) == "Stable")
 
 
+@pytest.mark.usefixtures("stored_again_soon")
 async def test_an_unexpected_error_in_storing_is_reported_and_the_record_stored_later(
     scripted: ScriptedEngine, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +284,7 @@ async def test_a_member_that_leaves_is_removed_from_the_tables(
         assert await scripted.rows("SELECT member_id FROM group_members") == []
 
 
+@pytest.mark.usefixtures("stored_again_soon")
 async def test_a_leave_that_cannot_be_stored_fails_and_is_stored_later(
     scripted: ScriptedEngine, clock: Clock
 ) -> None:

@@ -18,6 +18,7 @@ from sql.http.handles import StatementContext
 from sql.http.interface import application
 from sql.http.trusted import EngineInterface
 from sql.http.trusted_gateway import is_small
+from storage import journal_drain
 from storage.block_intake import BlockIntake
 from storage.blocks import block
 from storage.clickhouse import ClickHouseServer, ConnectionSettings
@@ -181,8 +182,12 @@ async def test_a_broker_gets_the_reason_for_which_the_journal_refuses_a_block(
 
 @pytest.mark.parametrize("max_age_ms", [NEVER_MS])  # no round before the constraint is there
 async def test_while_the_tables_refuse_rows_statements_that_read_them_fail(
-    journal: JournaledEngine, engine: EmbeddedEngine, server: ClickHouseServer
+    journal: JournaledEngine,
+    engine: EmbeddedEngine,
+    server: ClickHouseServer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(journal_drain, "_RETRY_MAX_S", 0.1)
     await insert(server, 1)
     # As nobody can do over HTTP, where the journal would be emptied first.
     await engine.execute("ALTER TABLE brokerhouse_shard.messages ADD CONSTRAINT c CHECK offset < 0")

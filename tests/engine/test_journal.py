@@ -24,7 +24,7 @@ from storage.journal_files import JournalBlock, JournalWriter
 from storage.journal_register import register_path
 from storage.journal_statements import LOG, ROWS, streams_of
 from storage.view_doubts import InDoubt
-from tests.support.journal_engine import NEVER_MS, journal
+from tests.support.journal_engine import NEVER_MS, journal, journal_of
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 from tests.support.server_process import PROJECT
 from tests.support.waiting import LIMIT_S, until_async
@@ -74,8 +74,10 @@ async def parts(opened: JournaledEngine, table: str = "messages") -> int:
 # --- what is seen
 
 
-async def test_a_statement_sees_all_rows_that_were_acknowledged_before_it(data_dir: Path) -> None:
-    async with journal(data_dir) as opened:
+async def test_a_statement_sees_all_rows_that_were_acknowledged_before_it(
+    engine: EmbeddedEngine,
+) -> None:
+    async with journal_of(engine) as opened:
         for offset in range(50):
             await append(opened, offset)
         assert await stored(opened) == []
@@ -83,8 +85,8 @@ async def test_a_statement_sees_all_rows_that_were_acknowledged_before_it(data_d
         assert await parts(opened) == 1
 
 
-async def test_a_statement_drains_only_the_tables_that_it_reads(data_dir: Path) -> None:
-    async with journal(data_dir) as opened:
+async def test_a_statement_drains_only_the_tables_that_it_reads(engine: EmbeddedEngine) -> None:
+    async with journal_of(engine) as opened:
         await append(opened, 0)
         await commit(opened, 0)
         await opened.rows("SELECT * FROM latest_offsets")
@@ -102,8 +104,8 @@ def test_the_tables_of_a_statement_are_found_through_views() -> None:
     assert streams_of("SELECT * FROM consumer_lag") == (LOG, ROWS)
 
 
-async def test_patient_statements_wait_for_the_next_regular_round(data_dir: Path) -> None:
-    async with journal(data_dir, DrainLimits(1 << 30, 2, NEVER_MS)) as opened:
+async def test_patient_statements_wait_for_the_next_regular_round(engine: EmbeddedEngine) -> None:
+    async with journal_of(engine, DrainLimits(1 << 30, 2, NEVER_MS)) as opened:
         await append(opened, 0)
         asking = asyncio.create_task(opened.patient.rows("SELECT count() FROM messages"))
         await asyncio.sleep(0.1)
@@ -114,8 +116,10 @@ async def test_patient_statements_wait_for_the_next_regular_round(data_dir: Path
         assert await parts(opened) == 1
 
 
-async def test_a_deletion_includes_rows_that_were_acknowledged_before_it(data_dir: Path) -> None:
-    async with journal(data_dir) as opened:
+async def test_a_deletion_includes_rows_that_were_acknowledged_before_it(
+    engine: EmbeddedEngine,
+) -> None:
+    async with journal_of(engine) as opened:
         await append(opened, 0, 1, 2)
         await opened.execute("DELETE FROM messages WHERE offset < 2")
         assert await seen(opened) == [2]
@@ -124,8 +128,8 @@ async def test_a_deletion_includes_rows_that_were_acknowledged_before_it(data_di
 # --- when rows go into the engine
 
 
-async def test_many_small_blocks_become_one_part(data_dir: Path) -> None:
-    async with journal(data_dir, DrainLimits(1 << 30, 1 << 30, 200)) as opened:
+async def test_many_small_blocks_become_one_part(engine: EmbeddedEngine) -> None:
+    async with journal_of(engine, DrainLimits(1 << 30, 1 << 30, 200)) as opened:
         for offset in range(500):
             await append(opened, offset)
         await until_stored(opened, lambda found: len(found) == 500)
@@ -134,9 +138,9 @@ async def test_many_small_blocks_become_one_part(data_dir: Path) -> None:
 
 @pytest.mark.parametrize("limits", [(2_000, 1 << 30), (1 << 30, 10)], ids=["bytes", "rows"])
 async def test_a_round_begins_when_enough_bytes_or_rows_wait(
-    data_dir: Path, limits: tuple[int, int]
+    engine: EmbeddedEngine, limits: tuple[int, int]
 ) -> None:
-    async with journal(data_dir, DrainLimits(*limits, NEVER_MS)) as opened:
+    async with journal_of(engine, DrainLimits(*limits, NEVER_MS)) as opened:
         await append(opened, 0)
         await asyncio.sleep(0.2)
         assert await stored(opened) == []
@@ -145,8 +149,8 @@ async def test_a_round_begins_when_enough_bytes_or_rows_wait(
         await until_stored(opened, lambda found: len(found) >= 10)
 
 
-async def test_inserts_wait_while_the_journal_is_full(data_dir: Path) -> None:
-    async with journal(data_dir, max_bytes=5_000) as opened:
+async def test_inserts_wait_while_the_journal_is_full(engine: EmbeddedEngine) -> None:
+    async with journal_of(engine, max_bytes=5_000) as opened:
         for offset in range(200):  # about 200 bytes each
             await append(opened, offset)
             waiting = sum(stream.waiting_bytes for stream in opened.streams)
@@ -184,8 +188,8 @@ def test_blocks_with_different_columns_are_inserted_separately() -> None:
 # --- tokens
 
 
-async def test_a_block_with_a_repeated_token_is_stored_once(data_dir: Path) -> None:
-    async with journal(data_dir) as opened:
+async def test_a_block_with_a_repeated_token_is_stored_once(engine: EmbeddedEngine) -> None:
+    async with journal_of(engine) as opened:
         await asyncio.gather(*(append(opened, 0, token="same") for _ in range(5)))
         await opened.drained()
         await append(opened, 1, token="same")
@@ -670,7 +674,7 @@ async def test_a_start_with_a_damaged_journal_fails_and_names_the_option_to_skip
     data_dir: Path,
 ) -> None:
     assert run_until_killed(data_dir, 0, 10, "begin_round:before:1", age_ms=NEVER_MS)
-    files = (data_dir / "journal").glob("*.journal")
+    files = sorted((data_dir / "journal").glob("*.journal"))  # later ones know the token, too
     path = next(
         one for one in files if b"messages" in one.read_bytes() and b"l2" in one.read_bytes()
     )

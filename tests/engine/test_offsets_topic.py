@@ -105,21 +105,21 @@ async def test_a_partition_has_no_commits_of_groups_of_other_partitions(
 async def test_compaction_drops_replaced_offsets_and_keeps_every_key(
     groups: GroupCoordinator, topic: OffsetsTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(offsets_log, "_KEPT", 100)
+    monkeypatch.setattr(offsets_log, "_KEPT", 20)
     monkeypatch.setattr(offsets_log, "_PER_BATCH", 2)
     await commit(groups, *range(5))
     await topic.open(PARTITION)
     first = topic.log_of(PARTITION).log_start_offset
-    for offset in range(300):
+    for offset in range(60):
         await commit(groups, offset)
-    await until_async(lambda: len(records(topic)) < 150)
+    await until_async(lambda: len(records(topic)) < 45)
     found = records(topic)
     log = topic.log_of(PARTITION)
     assert first < log.log_start_offset == found[0].offset
     assert {row.key for row in found} >= {row.key for row in found[:5]}
     assert len({row.key for row in found}) == 5
     last = {row.key: row for row in found}
-    assert sorted(values(list(last.values()))) == [1, 2, 3, 4, 299]
+    assert sorted(values(list(last.values()))) == [1, 2, 3, 4, 59]
     assert [row.offset for row in found] == list(range(found[0].offset, log.high_watermark))
     assert records(topic, 0) == found, "a fetch of what was dropped reads from the start"
 

@@ -13,13 +13,14 @@ from protocol.columns import COLUMN_LIST
 from protocol.compression import compress
 from protocol.packed_blocks import is_packed, native_bytes
 from storage.blocks import block
+from storage.embedded import EmbeddedEngine
 from storage.engine import InsertRejected, Row
 from storage.journal import JournaledEngine
 from storage.journal_drain import DrainLimits, inserts_of
 from storage.journal_files import JournalBlock
 from storage.journal_reading import read_journal
 from storage.journal_statements import LOG, ROWS
-from tests.support.journal_engine import NEVER_MS, journal
+from tests.support.journal_engine import NEVER_MS, journal, journal_of
 from tests.support.journal_rows import (
     LOG_ROWS,
     OFFSET_ROWS,
@@ -42,7 +43,9 @@ async def offsets(find: Callable[[str], Awaitable[list[Row]]]) -> list[int]:
     return [offset for (offset,) in await find("SELECT offset FROM messages ORDER BY offset")]
 
 
-async def test_a_packed_block_gives_the_same_rows_as_its_native_block(data_dir: Path) -> None:
+async def test_a_packed_block_gives_the_same_rows_as_its_native_block(
+    engine: EmbeddedEngine,
+) -> None:
     batches = [
         batch_of(
             Record(key=b"k", value=b"\0\xff", headers=((b"h", b"x"), (b"i", None))),
@@ -52,7 +55,7 @@ async def test_a_packed_block_gives_the_same_rows_as_its_native_block(data_dir: 
         numbered(2**31 - 2, 5, 7, 3),
         replace(numbered(0, 2, 9), attributes=16),
     ]
-    async with journal(data_dir) as opened:
+    async with journal_of(engine) as opened:
         for topic in ("native", "packed"):
             builder = log_builder(*batches, topic=topic, append_time_ms=1_700_000_000_123)
             data = builder.pack() if topic == "packed" else builder.finish()

@@ -192,7 +192,7 @@ async def test_the_coordinator_epoch_is_known_however_much_was_written_after_its
 ) -> None:
     await house.send(*batches(0, epoch=2))
     await house.end_transaction(PRODUCER, 2, coordinator_epoch=5)
-    for first in range(0, 20, 2):
+    for first in range(0, 12, 2):
         await house.send(plain(b"x"), *batches(first, epoch=3))
         if where.startswith("deleted"):
             await house.delete(house.log.high_watermark)
@@ -205,7 +205,7 @@ async def test_the_coordinator_epoch_is_known_however_much_was_written_after_its
     entry = await house.known()
     assert entry is not None
     assert (entry.epoch, entry.coordinator_epoch) == (3, 5)
-    assert [known.first for known in entry.ranges] == [10, 12, 14, 16, 18]
+    assert [known.first for known in entry.ranges] == [2, 4, 6, 8, 10]
 
 
 async def test_the_producer_epoch_survives_the_deletion_of_a_marker_without_records(
@@ -305,13 +305,13 @@ async def test_states_of_many_producers_are_stored_in_portions(
     house: Leaders, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr(states_module, "_ROWS_AT_ONCE", at_once)
-    await house.send(*(numbered(0, 1, producer_id) for producer_id in range(40)))
-    await house.send(*(numbered(1, 1, producer_id) for producer_id in range(40)))
+    await house.send(*(numbered(0, 1, producer_id) for producer_id in range(12)))
+    await house.send(*(numbered(1, 1, producer_id) for producer_id in range(12)))
     house.change()
-    await house.delete(80)
+    await house.delete(24)
     house.change()
-    retries = [numbered(n, 1, producer_id) for n in (0, 1) for producer_id in range(40)]
-    assert await house.send(*retries) == list(range(80))
+    retries = [numbered(n, 1, producer_id) for n in (0, 1) for producer_id in range(12)]
+    assert await house.send(*retries) == list(range(24))
 
 
 async def test_producer_states_are_stored_once_and_only_of_idempotent_producers(
@@ -361,16 +361,16 @@ async def test_expired_producer_states_are_deleted_and_the_checkpoint_notes_it(
 async def test_the_sweep_keeps_the_last_batches_of_each_producer_and_none_of_a_deleted_topic(
     house: Leaders,
 ) -> None:
-    for first in range(0, 20, 2):
+    for first in range(0, 12, 2):
         await house.send(*batches(first), plain(b"x"), *batches(first, producer_id=OTHER))
         await house.delete(house.log.high_watermark)
-    assert await house.states_stored() == 20
+    assert await house.states_stored() == 12
     await ProducerStateSweep(house.engine, DAY_MS, wall_ms).round()
     await house.until_swept()
     assert await house.states_stored() == 2 * BATCHES_KEPT
     entry = await house.known()
     assert entry is not None
-    assert [known.first for known in entry.ranges] == [10, 12, 14, 16, 18]
+    assert [known.first for known in entry.ranges] == [2, 4, 6, 8, 10]
     await house.engine.execute(
         "INSERT INTO topic_versions (topic_id, version, name, partitions, state)"
         " SELECT {id:UUID}, 1, 'topic', 1, 'deleted'",

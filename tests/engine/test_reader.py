@@ -85,9 +85,11 @@ async def read_all(reader: ColdReader, log: PartitionLog, max_bytes: int = ALL) 
     return found
 
 
-async def several_segments(engine: EmbeddedEngine, *, tail_bytes: int = 64 << 20) -> PartitionLog:
+async def several_segments(
+    engine: EmbeddedEngine, *, thousands: int = 35, tail_bytes: int = 64 << 20
+) -> PartitionLog:
     """ClickHouse reads 8,192 rows at once, so a segment is that long at least."""
-    batches = (plain(*[b"%d" % n] * 1000) for n in range(35))
+    batches = (plain(*[b"%d" % n] * 1000) for n in range(thousands))
     return await filled(engine, *batches, tail_bytes=tail_bytes)
 
 
@@ -444,14 +446,14 @@ async def test_open_queries_are_closed_when_no_reader_continues(
 async def test_few_queries_stay_open_however_many_partitions_are_read(
     engine: EmbeddedEngine, scripted: ScriptedEngine, reader: ColdReader, small_segments: None
 ) -> None:
-    logs = [await several_segments(engine, tail_bytes=0) for _ in range(6)]
+    logs = [await several_segments(engine, thousands=20, tail_bytes=0) for _ in range(6)]
     for log in logs:
         await reader.read(log, 0, 1)
     async with asyncio.timeout(LIMIT_S):
         while scripted.open_reads > 4:
             await scripted.next_close()
     for log in logs:
-        assert len(rows_of(await read_all(reader, log))) == 35_000
+        assert len(rows_of(await read_all(reader, log))) == 20_000
     await reader.close()
     assert scripted.open_reads == 0
 
@@ -460,7 +462,7 @@ async def test_few_queries_stay_open_however_many_partitions_are_read(
 async def test_kept_ranges_stay_within_the_budget(engine: EmbeddedEngine) -> None:
     reader = ColdReader(SingleRowSource(engine), 300_000)
     rnd = random.Random(1)
-    logs = [await several_segments(engine) for _ in range(3)]
+    logs = [await several_segments(engine, thousands=20) for _ in range(3)]
     segments = 0
     for _ in range(30):
         log = rnd.choice(logs)

@@ -41,6 +41,15 @@ async def empty(tmp_path: Path, alone: None) -> AsyncIterator[CountingEngine]:
     await engine.close()
 
 
+@pytest.fixture
+async def migrated(data_dir: Path) -> AsyncIterator[CountingEngine]:
+    """An engine with the broker's tables."""
+    engine = CountingEngine(data_dir, 1, fsync=False)
+    engine.statements = []
+    yield engine
+    await engine.close()
+
+
 async def tables(engine: EmbeddedEngine) -> set[object]:
     rows = await engine.rows("SELECT name FROM system.tables WHERE database = currentDatabase()")
     return {row[0] for row in rows}
@@ -92,23 +101,20 @@ def test_a_view_that_is_read_before_it_is_replaced_is_not_skipped() -> None:
     assert replaced_unread(files) == {2: 5, 5: 6}
 
 
-async def test_a_second_start_applies_no_migration(empty: CountingEngine) -> None:
-    await migrate(empty)
-    empty.statements.clear()
-    assert await migrate(empty) == []
-    assert not any("INSERT" in sql for sql in empty.statements)
-    assert len(await applied(empty)) == len(migrations())
+async def test_a_second_start_applies_no_migration(migrated: CountingEngine) -> None:
+    assert await migrate(migrated) == []
+    assert not any("INSERT" in sql for sql in migrated.statements)
+    assert len(await applied(migrated)) == len(migrations())
 
 
 async def test_a_new_migration_is_applied_alone(
-    empty: CountingEngine, monkeypatch: pytest.MonkeyPatch
+    migrated: CountingEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await migrate(empty)
     known = migrations()
     new = Migration(len(known) + 1, "more", "CREATE TABLE more (n UInt8) ENGINE = Memory")
     monkeypatch.setattr(schema, "migrations", lambda: [*known, new])
-    assert await migrate(empty) == [new]
-    assert "more" in await tables(empty)
+    assert await migrate(migrated) == [new]
+    assert "more" in await tables(migrated)
 
 
 async def test_a_migration_that_fails_is_tried_again_at_the_next_start(
@@ -135,28 +141,26 @@ async def test_a_migration_that_was_applied_but_not_noted_is_applied_again(
 
 @pytest.mark.parametrize("newer", [[99], [99, 100], [100, 99, 101]])
 async def test_tables_of_a_newer_version_are_refused_and_not_changed(
-    empty: CountingEngine, newer: list[int]
+    migrated: CountingEngine, newer: list[int]
 ) -> None:
-    await migrate(empty)
     for number in newer:
-        await empty.execute(
+        await migrated.execute(
             "INSERT INTO schema_migrations (number, name) SELECT {n:UInt32}, 'later'",
             {"n": number},
         )
-    before = await tables(empty)
+    before = await tables(migrated)
     with pytest.raises(SchemaError) as refused:
-        await migrate(empty)
+        await migrate(migrated)
     assert str(refused.value) == (
         "the data directory was written by a newer version of brokerhouse (its tables are at "
         f"{max(newer)}, this version knows {len(migrations())}): start that version"
     )
-    assert await tables(empty) == before
-    assert len(await applied(empty)) == len(migrations()) + len(newer)
+    assert await tables(migrated) == before
+    assert len(await applied(migrated)) == len(migrations()) + len(newer)
 
 
-async def test_the_log_has_the_columns_of_its_blocks(empty: CountingEngine) -> None:
-    await migrate(empty)
-    rows = await empty.rows(
+async def test_the_log_has_the_columns_of_its_blocks(engine: EmbeddedEngine) -> None:
+    rows = await engine.rows(
         "SELECT name, type FROM system.columns WHERE table = 'messages'"
         # The one with a default was added later.
         " AND default_kind IN ('', 'DEFAULT') ORDER BY default_kind, position"
@@ -166,10 +170,9 @@ async def test_the_log_has_the_columns_of_its_blocks(empty: CountingEngine) -> N
 
 @pytest.mark.parametrize("table", SMALL_TABLES, ids=lambda table: str(table.name))
 async def test_a_small_table_has_the_columns_of_its_blocks(
-    empty: CountingEngine, table: Table
+    engine: EmbeddedEngine, table: Table
 ) -> None:
-    await migrate(empty)
-    rows = await empty.rows(
+    rows = await engine.rows(
         "SELECT name, type FROM system.columns WHERE table = {table:String}"
         " AND database = currentDatabase() AND default_kind = '' ORDER BY position",
         {"table": table.name},
@@ -180,11 +183,10 @@ async def test_a_small_table_has_the_columns_of_its_blocks(
 
 
 async def test_every_table_that_takes_blocks_has_a_deduplication_window(
-    empty: CountingEngine,
+    engine: EmbeddedEngine,
 ) -> None:
     """However often one is repeated: an insert of unknown outcome has to be."""
-    await migrate(empty)
-    rows = await empty.rows(
+    rows = await engine.rows(
         "SELECT name FROM system.tables WHERE database = currentDatabase()"
         " AND engine_full LIKE '%non_replicated_deduplication_window%'"
     )
@@ -192,10 +194,9 @@ async def test_every_table_that_takes_blocks_has_a_deduplication_window(
 
 
 async def test_every_column_of_the_data_tables_has_a_comment(
-    empty: CountingEngine,
+    engine: EmbeddedEngine,
 ) -> None:
-    await migrate(empty)
-    rows = await empty.rows(
+    rows = await engine.rows(
         "SELECT table, name FROM system.columns WHERE table IN {tables:Array(String)}"
         " AND default_kind != 'ALIAS' AND comment = '' AND database = currentDatabase()",
         {"tables": ["messages", *(table.name for table in SMALL_TABLES)]},
@@ -204,10 +205,9 @@ async def test_every_column_of_the_data_tables_has_a_comment(
 
 
 async def test_offsets_and_times_of_the_log_have_codecs_that_decompress_fast(
-    empty: CountingEngine,
+    engine: EmbeddedEngine,
 ) -> None:
-    await migrate(empty)
-    rows = await empty.rows(
+    rows = await engine.rows(
         "SELECT name, compression_codec FROM system.columns WHERE table = 'messages'"
         " AND database = currentDatabase() AND name IN ('offset', 'append_time', 'timestamp_ms')"
         " ORDER BY name"
@@ -219,11 +219,10 @@ async def test_offsets_and_times_of_the_log_have_codecs_that_decompress_fast(
     ]
 
 
-async def test_any_int64_timestamp_can_be_selected(empty: CountingEngine) -> None:
-    await migrate(empty)
+async def test_any_int64_timestamp_can_be_selected(engine: EmbeddedEngine) -> None:
     numbers = [-(2**63), -1, 0, 1_700_000_000_000, 2**63 - 1]
     for number in numbers:
-        await empty.execute("INSERT INTO messages (timestamp_ms) SELECT {n:Int64}", {"n": number})
-    rows = await empty.rows("SELECT timestamp_ms, timestamp FROM messages ORDER BY timestamp_ms")
+        await engine.execute("INSERT INTO messages (timestamp_ms) SELECT {n:Int64}", {"n": number})
+    rows = await engine.rows("SELECT timestamp_ms, timestamp FROM messages ORDER BY timestamp_ms")
     assert [row[0] for row in rows] == numbers
     assert rows[3][1] == "2023-11-14 22:13:20.000"

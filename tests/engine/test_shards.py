@@ -89,7 +89,8 @@ def servers_asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-async def shard(proxies: list[TcpProxy]) -> AsyncIterator[Shard]:
+async def shard(proxies: list[TcpProxy], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Shard]:
+    monkeypatch.setattr(shards, "_PING_S", 0.1)  # how often it is looked whom to ping
     servers = [server(proxy.url) for proxy in proxies]
     shard = Shard("one", servers, replicated=False, away_after_ms=AWAY_AFTER_MS)
     await asyncio.gather(*(one.rows("SELECT 1") for one in servers))

@@ -16,6 +16,8 @@ from storage.journal_register import register_path
 NEVER_MS = 86_400_000
 PATIENT = DrainLimits(1 << 30, 1 << 30, NEVER_MS)
 """Nothing goes into the engine but what is asked for."""
+_SMALL_SEGMENT = 1 << 20
+"""Files of the usual size are 16 times as large, and each of them is allocated."""
 
 
 @asynccontextmanager
@@ -46,9 +48,16 @@ async def journal(
 
 
 @asynccontextmanager
-async def journal_of(engine: EmbeddedEngine) -> AsyncIterator[JournaledEngine]:
+async def journal_of(
+    engine: EmbeddedEngine,
+    drain: DrainLimits = PATIENT,
+    max_bytes: int = 1 << 30,
+    *,
+    small_tables: DrainLimits | None = None,
+) -> AsyncIterator[JournaledEngine]:
     """A journal in front of an engine that stays open; its files are gone afterwards."""
-    opened = await open_journal(engine, JournalLimits(1 << 30, PATIENT), fsync=False)
+    limits = JournalLimits(max_bytes, drain, small_tables)
+    opened = await open_journal(engine, limits, fsync=False, segment_bytes=_SMALL_SEGMENT)
     try:
         yield opened
     finally:

@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import re
 import subprocess
 import sys
 import textwrap
@@ -49,6 +50,7 @@ def test_each_test_file_is_in_exactly_one_lane(everything: bool) -> None:
 
 
 def test_every_path_of_the_table_exists() -> None:
+    assert set(TABLE["files"]["in_memory"]) <= set(TABLE["lanes"])
     tables = [TABLE["lanes"], TABLE["alone"], TABLE["touched"]]
     paths = {path for table in tables for paths in table.values() for path in paths}
 
@@ -113,6 +115,31 @@ def run_in(project: Path, *arguments: str) -> tuple[int, str]:
     command = [sys.executable, "tools/run-tests", "--pytest", pytest_command, *arguments]
     ended = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     return ended.returncode, ended.stdout + ended.stderr
+
+
+def test_the_files_of_a_lane_in_memory_are_gone_when_the_run_has_ended(project: Path) -> None:
+    lanes = (project / "tools/lanes.toml").read_text()
+    (project / "tools/lanes.toml").write_text(f'{lanes}[files]\nin_memory = ["good"]\n')
+    (project / "memory").mkdir()
+    script = (project / "tools/run-tests").read_text()
+    for name, value in {
+        "MEMORY": f"Path({str(project / 'memory')!r})",
+        "ENOUGH_MEMORY_BYTES": "0",
+    }.items():
+        script, changed = re.subn(rf"^{name} = .*$", f"{name} = {value}", script, flags=re.M)
+        assert changed == 1
+    (project / "tools/run-tests").write_text(script)
+    for name in ("good", "bad"):
+        told = f"__import__('pathlib').Path({str(project / name)!r} + '.txt')"
+        test = f"def test_it(tmp_path): {told}.write_text(str(tmp_path))"
+        (project / name / f"test_{name}.py").write_text(test)
+    code, _ = run_in(project)
+
+    assert code == 0
+    good, bad = (Path((project / f"{name}.txt").read_text()) for name in ("good", "bad"))
+    assert good.is_relative_to(project / "memory")
+    assert not bad.is_relative_to(project / "memory")
+    assert list((project / "memory").iterdir()) == []
 
 
 def test_a_failed_lane_is_shown_and_fails_the_run_and_the_others_run_all_the_same(

@@ -95,7 +95,7 @@ def test_a_connection_that_is_in_use_is_not_given_to_another(
     assert used.recv(65536).startswith(b"HTTP/1.1 200")
 
 
-HEAD_S, READER_PATIENCE_S = 1.0, 3.0
+HEAD_S, READER_PATIENCE_S = 0.4, 1.2
 """Shorter than those of the broker (sql/http/listener.py and body.py)."""
 IMPATIENT = f"""
 from broker.cli.main import main
@@ -135,10 +135,10 @@ def test_requests_that_arrive_too_slowly_are_ended_except_of_the_writer(
         "writer": (post("SELECT 1", unsent=1000, more=WRITES), 0.0),
     }
     connections = {}
+    began = time.monotonic()
     for name, (sent, _) in limits.items():
         connections[name] = held.enter_context(opened(server))
         connections[name].sendall(sent)
-    began = time.monotonic()
     ended: dict[str, float] = {}
 
     def all_are_ended_but_the_writer() -> bool:
@@ -152,7 +152,7 @@ def test_requests_that_arrive_too_slowly_are_ended_except_of_the_writer(
     until(all_are_ended_but_the_writer, every_s=0.2)
     for name, (_, limit_s) in limits.items():
         if limit_s:
-            assert ended[name] >= limit_s - 0.5, (name, ended)
+            assert ended[name] >= limit_s, (name, ended)
 
 
 def _still_open(connection: socket.socket, byte: bytes) -> bool:

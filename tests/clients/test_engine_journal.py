@@ -58,14 +58,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
 
 
 @pytest.fixture
-def running(engine: EngineProcess) -> Iterator[EngineProcess]:
+def running(engine: EngineProcess) -> EngineProcess:
     """The engine with the tables of a shard, which are empty for each test."""
     Session.number += 1
     if not engine.running:
         engine.start()
     engine.sql("TRUNCATE TABLE messages", database=SHARD_DATABASE)
     engine.sql("TRUNCATE TABLE consumer_offsets", database=SHARD_DATABASE)
-    yield engine
+    return engine
 
 
 @asynccontextmanager
@@ -185,10 +185,8 @@ async def test_a_view_that_fails_is_stopped_and_repaired_as_with_a_single_broker
     running.sql("DROP VIEW default.smalls")
 
 
-@pytest.mark.parametrize(
-    ("end", "fsync"),
-    also_in_test_all([("kill", "true")], product(["stop", "kill"], ["false", "true"])),
-)
+@pytest.mark.test_all
+@pytest.mark.parametrize(("end", "fsync"), product(["stop", "kill"], ["false", "true"]))
 async def test_a_block_with_a_known_token_is_not_stored_again_after_a_restart(
     tmp_path: Path, fsync: str, end: str
 ) -> None:

@@ -1,10 +1,11 @@
 """How long a statement waits for its turn, and that what waited in vain takes no place."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from broker.config import Settings
 from sql.http.access import Role
-from sql.http.engine import SqlEngine
 from sql.http.errors import SqlError
 from sql.http.pool import StatementPool
 
@@ -14,7 +15,7 @@ _MANY_TIMES = 30
 
 async def test_a_query_whose_turn_does_not_come_in_time_is_refused() -> None:
     settings = Settings(sql_max_queries=1, sql_wait_ms=10, sql_max_waiting=4)
-    pool = StatementPool(SqlEngine.__new__(SqlEngine), settings.sql_limits)
+    pool = StatementPool(Mock(), settings.sql_limits)
     permit = await pool.permit(Role.READER, HERE)
     for _ in range(_MANY_TIMES):
         with pytest.raises(SqlError) as refused:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.conftest import RunServer
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import PASSWORD, USER, WRITER, running
 from tests.support.waiting import until
 
-HELD = 250  # of 200 that may be open
+OPEN, HELD = 50, 60
+"""How many connections may be open, and how many are held."""
 HEAD = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n"
 WRITES = f"Authorization: {WRITER['Authorization']}\r\n".encode()
 LONG = "SELECT repeat('x', 10000) FROM numbers(100000)"
@@ -46,6 +48,13 @@ def answer(server: BrokerProcess, request: bytes, source: str = "127.0.0.1") -> 
         return received
 
 
+@pytest.fixture(scope="module")
+def narrow(run_server: RunServer) -> Iterator[BrokerProcess]:
+    """A broker with few places for connections."""
+    with run_server(http_max_connections=str(OPEN)) as process:
+        yield process
+
+
 @pytest.fixture
 def held() -> Iterator[ExitStack]:
     with ExitStack() as connections:
@@ -69,8 +78,9 @@ HOLDING = {
 
 @pytest.mark.parametrize("sent", HOLDING.values(), ids=HOLDING.keys())
 def test_connections_that_are_held_open_keep_nobody_out(
-    server: BrokerProcess, held: ExitStack, sent: bytes
+    narrow: BrokerProcess, held: ExitStack, sent: bytes
 ) -> None:
+    server = narrow
     for _ in range(HELD):
         connection = held.enter_context(opened(server))
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -86,10 +96,11 @@ def test_connections_that_are_held_open_keep_nobody_out(
 
 
 def test_a_connection_that_is_in_use_is_not_given_to_another(
-    server: BrokerProcess, held: ExitStack
+    narrow: BrokerProcess, held: ExitStack
 ) -> None:
+    server = narrow
     used = held.enter_context(opened(server))
-    used.sendall(post("SELECT sleepEachRow(1) FROM numbers(3) SETTINGS max_block_size = 1"))
+    used.sendall(post("SELECT sleepEachRow(0.5) FROM numbers(3) SETTINGS max_block_size = 1"))
     for _ in range(HELD):
         held.enter_context(opened(server)).sendall(HEAD)
     assert used.recv(65536).startswith(b"HTTP/1.1 200")

@@ -271,14 +271,15 @@ def test_an_insert_ends_with_its_client_while_the_engine_is_slow(server: BrokerP
     )
     connection = raw_connection(server)
     path = "/?query=INSERT+INTO+default.slow+FORMAT+CSV&max_insert_block_size=1000000"
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MIB)  # no piece has to wait
     connection.sendall(post("1\n", AUTHORIZED, path=path, unsent=1024 * MIB))
 
     def reads_no_more() -> bool:
-        connection.sendall(b"1\n" * 16 * 1024)
+        connection.sendall(b"1\n" * 64 * 1024)
         assert ask(server, method="GET", path="/ping").status == 200  # it has looked at both
         return unread_bytes(connection) > 0
 
-    until(reads_no_more)
+    until(lambda: any(reads_no_more() for _ in range(50)))
     ends_with_its_client(server, connection)
 
 

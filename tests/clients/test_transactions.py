@@ -90,6 +90,7 @@ def read(broker: BrokerProcess, topic: str, isolation: str, partition: int = 0) 
             "group.id": "readers",
             "isolation.level": isolation,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,  # the broker waits so long before it tells the end
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "log_level": 0,

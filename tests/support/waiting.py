@@ -12,7 +12,7 @@ LIMIT_S = 60.0
 LOOK_AGAIN_S = 0.01
 _LOOK_AFTER = 0.1
 """After this part of the time that has passed. A look may cost the process under test much."""
-_LOOK_AGAIN_MAX_S = 0.25
+_LOOK_AGAIN_MAX_S = 0.1
 
 
 def until(

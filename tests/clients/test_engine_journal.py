@@ -186,7 +186,7 @@ async def test_a_view_that_fails_is_stopped_and_repaired_as_with_a_single_broker
 
 
 @pytest.mark.test_all
-@pytest.mark.parametrize(("end", "fsync"), product(["stop", "kill"], ["false", "true"]))
+@pytest.mark.parametrize(("end", "fsync"), list(product(["stop", "kill"], ["false", "true"])))
 async def test_a_block_with_a_known_token_is_not_stored_again_after_a_restart(
     tmp_path: Path, fsync: str, end: str
 ) -> None:

@@ -4,6 +4,7 @@ import re
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -106,27 +107,61 @@ def closed_port() -> Iterator[int]:
         yield taken.getsockname()[1]
 
 
-SQL_MEMORY_BYTES = str(1 << 30)
+SQL_MEMORY_BYTES = 1 << 30
+
+
+RunServer = Callable[..., AbstractContextManager[BrokerProcess]]
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+def run_server(tmp_path_factory: pytest.TempPathFactory) -> RunServer:
+    """`with run_server(sql_max_queries="2") as server`: a broker for several tests."""
+
+    @contextmanager
+    def run(**settings: str) -> Iterator[BrokerProcess]:
+        process = broker_with_writer(tmp_path_factory.mktemp("sql") / "data", **settings)
+        yield process
+        process.stop()
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def shared_server(run_server: RunServer) -> Iterator[BrokerProcess]:
     """One broker for all tests that only ask it by SQL, each with tables of its own."""
-    process = broker_with_writer(
-        tmp_path_factory.mktemp("sql") / "data", sql_max_memory_bytes=SQL_MEMORY_BYTES
-    )
-    yield process
-    process.stop()
+    settings = {"sql_memory_bytes": str(5 * SQL_MEMORY_BYTES), "sql_max_queries": "5"}
+    with run_server(sql_max_memory_bytes=str(SQL_MEMORY_BYTES), **settings) as process:
+        yield process
 
 
-@pytest.fixture(scope="module")
-def fresh_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A `server` for tests that measure its memory, which grew for no other file's tests."""
-    process = broker_with_writer(
-        tmp_path_factory.mktemp("sql") / "data", sql_max_memory_bytes=SQL_MEMORY_BYTES
-    )
-    yield process
-    process.stop()
+@pytest.fixture(scope="session")
+def server(shared_server: BrokerProcess) -> BrokerProcess:
+    """`shared_server`; a file may have another one by this name."""
+    return shared_server
+
+
+@pytest.fixture(scope="session")
+def fresh_server(run_server: RunServer) -> Iterator[BrokerProcess]:
+    """One broker for the tests that measure its memory, which grows for no others."""
+    with run_server(sql_max_memory_bytes=str(SQL_MEMORY_BYTES)) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def one_turn(run_server: RunServer) -> Iterator[BrokerProcess]:
+    """One broker where a reader's queries run one by one, twelve of an address wait, and each has
+    little memory.
+    """
+    turns = {"sql_max_queries": "2", "sql_max_waiting": "16", "sql_wait_ms": "600000"}
+    with run_server(sql_max_memory_bytes=str(32 << 20), **turns) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def closed_server(run_server: RunServer) -> Iterator[BrokerProcess]:
+    """One broker that answers nobody without credentials."""
+    with run_server(sql_anonymous="never") as process:
+        yield process
 
 
 @pytest.fixture

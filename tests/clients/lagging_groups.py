@@ -51,7 +51,7 @@ def lagging_groups(broker: BrokerProcess) -> Iterator[None]:
         for group, offset in COMMITTED.items():
             commit(broker, group, offset)
         for group, topic in (("hanging", "orders"), ("elsewhere", "other")):
-            identity = {"client.id": f"{group}-client"}
+            identity = {"client.id": f"{group}-client", "fetch.wait.max.ms": "500"}
             member = members.enter_context(consuming(broker, group, topic, **identity))
             member.values_to_the_end()  # so it has joined
         yield

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import product
 from operator import gt
@@ -26,9 +26,19 @@ from tests.support.waiting import LIMIT_S, until, until_async
 
 COLUMNS = LOG_ROWS.column_list
 LAYOUT = ClusterLayout("test", replicated=False, distributed=False)
-SESSION = 41
 LATE_MS = "3600000"
 """Nothing goes into the tables but what is asked for."""
+
+
+class Session:
+    """Of a broker. Each test that shares the engine has one of its own: it remembers tokens."""
+
+    number = 41
+
+
+def numbered(number: int) -> str:
+    """The token of a block."""
+    return f"{Session.number}-1-{number}"
 
 
 def make_tables(engine: EngineProcess) -> None:
@@ -37,18 +47,25 @@ def make_tables(engine: EngineProcess) -> None:
         engine.sql(one.statement)
 
 
-@pytest.fixture
-def engine(tmp_path: Path) -> EngineProcess:
-    """An engine of the test's own, with the tables of a shard and two listeners."""
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+    """An engine with two listeners. A test may kill it."""
     settings = {"journal_insert_ms": LATE_MS}
-    return EngineProcess(tmp_path / "data", replicas=2, settings=settings)
+    data_dir = tmp_path_factory.mktemp("engine") / "data"
+    with EngineProcess(data_dir, replicas=2, settings=settings) as process:
+        make_tables(process)
+        yield process
 
 
 @pytest.fixture
-async def running(engine: EngineProcess) -> AsyncIterator[EngineProcess]:
-    with engine:
-        make_tables(engine)
-        yield engine
+def running(engine: EngineProcess) -> EngineProcess:
+    """The engine with the tables of a shard, which are empty for each test."""
+    Session.number += 1
+    if not engine.running:
+        engine.start()
+    engine.sql("TRUNCATE TABLE messages", database=SHARD_DATABASE)
+    engine.sql("TRUNCATE TABLE consumer_offsets", database=SHARD_DATABASE)
+    return engine
 
 
 @asynccontextmanager
@@ -86,11 +103,11 @@ def journaled(engine: EngineProcess, token: str) -> bool:
 async def test_a_block_is_seen_at_once_through_every_listener(running: EngineProcess) -> None:
     async with connected(running) as first, connected(running, 1) as second:
         for offset, server in enumerate((first, second, first, second)):
-            await insert(server, offset, token=f"1-1-{offset}")
-            assert journaled(running, f"1-1-{offset}")
+            await insert(server, offset, token=numbered(offset))
+            assert journaled(running, numbered(offset))
             assert await second.rows("SELECT count() FROM messages") == [[offset + 1]]
             assert seen(running) == list(range(offset + 1))
-        await insert(first, 9, token="1-1-9")
+        await insert(first, 9, token=numbered(9))
         assert [one async for one in second.read_native("SELECT offset FROM messages", {}, 1000)]
         found = await first.rows("SELECT max(offset) FROM messages")
         assert found == [[9]]
@@ -100,7 +117,7 @@ async def test_a_block_is_seen_at_once_through_every_listener(running: EnginePro
 async def test_many_blocks_become_few_parts(running: EngineProcess) -> None:
     async with connected(running) as server:
         for offset in range(100):
-            await insert(server, offset, token=f"1-1-{offset}")
+            await insert(server, offset, token=numbered(offset))
         assert seen(running) == list(range(100))
     (row,) = running.sql(
         "SELECT count() AS n FROM system.parts WHERE active AND table = 'messages' AND rows > 0"
@@ -114,7 +131,7 @@ async def test_journaled_rows_reach_their_table_without_a_query(tmp_path: Path) 
     with EngineProcess(tmp_path / "data", settings=settings) as engine:
         make_tables(engine)
         async with connected(engine) as server:
-            await insert(server, 1, token="1-1-1")
+            await insert(server, 1, token=numbered(1))
         running_view = "SELECT name, value FROM system.settings"  # it does not ask for the rows
         engine.sql(running_view)
         folder = engine.data_dir / "clickhouse"
@@ -149,8 +166,8 @@ async def test_a_view_that_fails_is_stopped_and_repaired_as_with_a_single_broker
     )
     async with connected(running) as server:
         for offset in (1, 2, 3):
-            await insert(server, offset, token=f"1-1-{offset}")
-            assert journaled(running, f"1-1-{offset}")
+            await insert(server, offset, token=numbered(offset))
+            assert journaled(running, numbered(offset))
             assert seen(running) == list(range(1, offset + 1))
     (failed,) = running.sql("SELECT view, missed FROM failed_views", database=SHARD_DATABASE)
     assert failed["view"] == "smalls"
@@ -165,12 +182,11 @@ async def test_a_view_that_fails_is_stopped_and_repaired_as_with_a_single_broker
         assert (answer.status, await answer.text()) == (200, '{"missed": 2}')
     rows = running.sql("SELECT n FROM default.small ORDER BY n")
     assert [int(row["n"]) for row in rows] == [1, 2, 3]
+    running.sql("DROP VIEW default.smalls")
 
 
-@pytest.mark.parametrize(
-    ("end", "fsync"),
-    also_in_test_all([("kill", "true")], product(["stop", "kill"], ["false", "true"])),
-)
+@pytest.mark.test_all
+@pytest.mark.parametrize(("end", "fsync"), list(product(["stop", "kill"], ["false", "true"])))
 async def test_a_block_with_a_known_token_is_not_stored_again_after_a_restart(
     tmp_path: Path, fsync: str, end: str
 ) -> None:
@@ -178,27 +194,27 @@ async def test_a_block_with_a_known_token_is_not_stored_again_after_a_restart(
     with EngineProcess(tmp_path / "data", settings=settings) as engine:
         make_tables(engine)
         async with connected(engine) as server:
-            await insert(server, 1, token="1-1-1")
-            await insert(server, 1, token="1-1-1")
+            await insert(server, 1, token=numbered(1))
+            await insert(server, 1, token=numbered(1))
             assert seen(engine) == [1]
-            await insert(server, 1, token="1-1-1")
-            await insert(server, 2, token="1-1-2")
+            await insert(server, 1, token=numbered(1))
+            await insert(server, 2, token=numbered(2))
         for _ in range(2):
             engine.stop() if end == "stop" else engine.kill()
             engine.start()
             async with connected(engine) as server:
-                await insert(server, 1, token="1-1-1")
-                await insert(server, 2, token="1-1-2")
+                await insert(server, 1, token=numbered(1))
+                await insert(server, 2, token=numbered(2))
                 assert seen(engine) == [1, 2]
         async with connected(engine) as server:
-            await insert(server, 3, token="1-1-3")
+            await insert(server, 3, token=numbered(3))
         assert seen(engine) == [1, 2, 3]
 
 
 async def test_sigterm_moves_all_journaled_rows_into_their_tables(running: EngineProcess) -> None:
     async with connected(running) as server:
         for offset in range(20):
-            await insert(server, offset, token=f"1-1-{offset}")
+            await insert(server, offset, token=numbered(offset))
     running.stop()
     for path in (running.data_dir / "journal").glob("*.journal"):
         path.unlink()
@@ -211,12 +227,12 @@ async def test_sigterm_moves_all_journaled_rows_into_their_tables(running: Engin
 
 def session_block(number: int, lane: int = 0) -> tuple[bytes, str]:
     rows = [("t", log_row(0)[1], lane, number, wall_ms())]
-    return block(LOG_ROWS, rows), block_token(SESSION, lane, number)
+    return block(LOG_ROWS, rows), block_token(Session.number, lane, number)
 
 
 async def send(server: ClickHouseServer, number: int) -> None:
-    data, token = session_block(number)
-    await server.insert_block(0, "messages", COLUMNS, data, token)
+    data, of_block = session_block(number)
+    await server.insert_block(0, "messages", COLUMNS, data, of_block)
 
 
 @pytest.mark.parametrize("restart", also_in_test_all(["kill"], ["", "stop", "kill"]))
@@ -231,7 +247,7 @@ async def test_a_block_that_arrives_after_the_fence_is_acknowledged_and_not_stor
         getattr(running, restart)()
         running.start()
     async with connected(running, 1) as successor:
-        await fence(successor, SESSION, [1], began)
+        await fence(successor, Session.number, [1], began)
 
         async def rows_are_hidden() -> bool:
             found = await successor.rows("SELECT count() FROM messages WHERE topic = ''")
@@ -247,7 +263,7 @@ async def test_a_block_that_arrives_after_the_fence_is_acknowledged_and_not_stor
         await send(server, 3)
         assert seen(running) == [1, 2, 3]
     async with connected(running, 1) as another:
-        await fence(another, SESSION, [1], began)
+        await fence(another, Session.number, [1], began)
     assert seen(running) == [1, 2, 3]
 
 
@@ -261,11 +277,11 @@ async def test_a_malformed_block_is_refused_with_the_engines_error(running: Engi
             await server.insert_block(0, "messages", COLUMNS, data[:-3], token)
         assert cut.value.code == 33  # CANNOT_READ_ALL_DATA
         with pytest.raises(EngineError) as wrong:
-            await server.insert_block(0, "messages", "nosuch", data, "1-1-7")
+            await server.insert_block(0, "messages", "nosuch", data, numbered(7))
         assert isinstance(wrong.value, InsertRejected)
         with pytest.raises(InsertRejected):
-            await server.insert_block(0, "messages_of_nobody", COLUMNS, data, "1-1-8")
-        for one in (token, "1-1-7", "1-1-8"):
+            await server.insert_block(0, "messages_of_nobody", COLUMNS, data, numbered(8))
+        for one in (token, numbered(7), numbered(8)):
             assert not journaled(running, one)
         assert seen(running) == []
         await server.insert_block(0, "messages", COLUMNS, data, token)
@@ -280,8 +296,8 @@ async def test_clickhouse_can_remember_a_token_without_its_rows_after_a_crash(
     """The reason for `TokenUsed`: a token is noted before its part is there."""
     running.sql("ALTER TABLE messages ADD CONSTRAINT c CHECK 1", database=SHARD_DATABASE)
     async with connected(running) as server:  # with the constraint, each block is a part at once
-        await insert(server, 1, token="1-1-1")
-        await insert(server, 2, token="1-1-2")
+        await insert(server, 1, token=numbered(1))
+        await insert(server, 2, token=numbered(2))
     running.kill()
     (table,) = {
         path.parents[1] for path in running.data_dir.glob("clickhouse/store/*/*/20*/data.bin")
@@ -290,9 +306,9 @@ async def test_clickhouse_can_remember_a_token_without_its_rows_after_a_crash(
     part.rename(table / f"tmp_insert_{part.name}")
     running.start()
     async with connected(running) as server:
-        await insert(server, 2, token="1-1-2")
+        await insert(server, 2, token=numbered(2))
         assert seen(running) == [1], "if ClickHouse has mended it, nobody needs TokenUsed"
-        await insert(server, 2, token="1-1-3")
+        await insert(server, 2, token=numbered(3))
         assert seen(running) == [1, 2]
 
 
@@ -301,7 +317,12 @@ async def test_a_block_that_its_table_may_refuse_is_not_journaled(
 ) -> None:
     as_text = Table("messages", (("offset", STRING), ("topic", STRING)))
     async with connected(running) as server:
-        for text, token in (("7", "1-1-1"), ("seven", "1-1-2"), ("8", "1-1-3"), ("7", "1-1-1")):
+        for text, token in (
+            ("7", numbered(1)),
+            ("seven", numbered(2)),
+            ("8", numbered(3)),
+            ("7", numbered(1)),
+        ):
             data = block(as_text, [(text, "t")])
             try:
                 await server.insert_block(0, "messages", as_text.column_list, data, token)
@@ -328,24 +349,24 @@ async def test_a_block_is_stored_once_through_the_journal_or_past_it(
     async def again(*offsets: int) -> None:
         async with connected(running) as server:
             for offset in offsets:
-                await insert(server, offset, token=f"1-1-{offset}")
+                await insert(server, offset, token=numbered(offset))
 
     await again(1)
-    assert journaled(running, "1-1-1")
+    assert journaled(running, numbered(1))
     running.sql(
         "ALTER TABLE messages ADD CONSTRAINT small CHECK offset < 10", database=SHARD_DATABASE
     )
     restarted()
     await again(1, 2)
-    assert not journaled(running, "1-1-2")
+    assert not journaled(running, numbered(2))
     with pytest.raises(InsertRejected) as refused:
         await again(11)
     assert refused.value.code == 469
     restarted()
     running.sql("ALTER TABLE messages DROP CONSTRAINT small", database=SHARD_DATABASE)
     await again(1, 2, 3, 11)
-    assert journaled(running, "1-1-3")
-    assert not journaled(running, "1-1-2")
+    assert journaled(running, numbered(3))
+    assert not journaled(running, numbered(2))
     restarted()
     await again(1, 2, 3, 11)
     assert seen(running) == [1, 2, 3, 11]
@@ -353,17 +374,17 @@ async def test_a_block_is_stored_once_through_the_journal_or_past_it(
 
 async def test_columns_may_change_between_two_blocks(running: EngineProcess) -> None:
     async with connected(running) as server:
-        await insert(server, 1, token="1-1-1")
+        await insert(server, 1, token=numbered(1))
         running.sql("ALTER TABLE messages ADD COLUMN more String", database=SHARD_DATABASE)
-        await insert(server, 2, token="1-1-2")
+        await insert(server, 2, token=numbered(2))
         running.sql("ALTER TABLE messages DROP COLUMN more", database=SHARD_DATABASE)
-        await insert(server, 3, token="1-1-3")
+        await insert(server, 3, token=numbered(3))
         assert seen(running) == [1, 2, 3]
         running.sql("RENAME TABLE messages TO elsewhere", database=SHARD_DATABASE)
         with pytest.raises(InsertRejected):
-            await insert(server, 4, token="1-1-4")
+            await insert(server, 4, token=numbered(4))
         running.sql("RENAME TABLE elsewhere TO messages", database=SHARD_DATABASE)
-        await insert(server, 4, token="1-1-4")
+        await insert(server, 4, token=numbered(4))
         assert seen(running) == [1, 2, 3, 4]
 
 
@@ -372,7 +393,7 @@ async def test_a_view_of_a_user_sees_acknowledged_rows(running: EngineProcess) -
     running.sql(f"CREATE VIEW default.mine AS SELECT count() AS n FROM {SHARD_DATABASE}.messages")
     async with connected(running) as server:
         for number in range(1, 4):
-            await insert(server, number, token=f"1-1-{number}")
+            await insert(server, number, token=numbered(number))
             assert running.sql("SELECT n FROM mine") == [{"n": number}]
     assert running.sql("SELECT count() AS n FROM merge('brokerhouse_shard', '^messages$')") == [
         {"n": 3}
@@ -386,7 +407,7 @@ async def test_a_block_that_many_send_at_once_is_stored_once(running: EngineProc
     async with connected(running) as one, connected(running, 1) as other:
         await asyncio.gather(
             *(
-                insert(server, offset, token=f"1-1-{offset}")
+                insert(server, offset, token=numbered(offset))
                 for offset in range(20)
                 for server in (one, other, one)
             )

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,19 +75,12 @@ class Feed:
         return str(row["member_id"])
 
 
-@contextmanager
-def broker_for_feeds(folder: Path) -> Iterator[BrokerProcess]:
-    settings = {**SETTINGS, "group_initial_rebalance_delay_ms": "0"}
-    with BrokerProcess(folder / "data", settings) as process:
-        yield process
-        process.stop()
-
-
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """For all tests that leave it running."""
-    with broker_for_feeds(tmp_path_factory.mktemp("feed-groups")) as process:
+    settings = {**SETTINGS, "group_initial_rebalance_delay_ms": "0"}
+    with BrokerProcess(tmp_path_factory.mktemp("feed-groups") / "data", settings) as process:
         yield process
+        process.stop()
 
 
 def new_feed(broker: BrokerProcess) -> Feed:
@@ -171,17 +162,17 @@ def test_the_group_of_a_paused_feed_is_empty_and_that_of_a_dropped_feed_is_delet
     assert feed.lag() == []
 
 
-def test_a_feed_joins_its_group_again_at_once_after_a_kill(tmp_path: Path) -> None:
-    with broker_for_feeds(tmp_path) as broker:
-        feed = new_feed(broker)
-        before = feed.member_id()
-        broker.kill()
-        broker.start()
-        for partition in range(2):
-            feed.produce(2, partition=partition)
-        feed.await_shown(2)
-        assert feed.state() == [("Stable", 1)]
-        assert feed.member_id() != before
+def test_a_feed_joins_its_group_again_at_once_after_a_kill(
+    feed: Feed, broker: BrokerProcess
+) -> None:
+    before = feed.member_id()
+    broker.kill()
+    broker.start()
+    for partition in range(2):
+        feed.produce(2, partition=partition)
+    feed.await_shown(2)
+    assert feed.state() == [("Stable", 1)]
+    assert feed.member_id() != before
 
 
 def test_the_group_of_a_feed_follows_added_partitions(feed: Feed) -> None:

@@ -12,6 +12,7 @@ from tests.support.sql_client import (
     MIB,
     ask,
     connect,
+    held_bytes,
     peak_bytes,
     raw_connection,
     read,
@@ -20,11 +21,6 @@ from tests.support.sql_client import (
     write,
 )
 from tests.support.waiting import until
-
-
-@pytest.fixture(scope="module")
-def server(fresh_server: BrokerProcess) -> BrokerProcess:
-    return fresh_server
 
 
 @pytest.mark.parametrize(
@@ -103,9 +99,12 @@ def test_with_wait_end_of_query_a_late_failure_has_its_status(server: BrokerProc
 
 
 @pytest.mark.parametrize("mib", [256, pytest.param(1024, marks=pytest.mark.test_all)])
-def test_a_long_answer_goes_through_in_constant_memory(server: BrokerProcess, mib: int) -> None:
+def test_a_long_answer_goes_through_in_constant_memory(
+    fresh_server: BrokerProcess, mib: int
+) -> None:
+    server = fresh_server
     read(server, "SELECT number FROM numbers(1000000) FORMAT Null")
-    before = peak_bytes(server)
+    before = held_bytes(server)
     connection = connect(server)
     numbers = mib * MIB // 8
     response = send(connection, f"SELECT number FROM numbers({numbers}) FORMAT RowBinary")
@@ -119,7 +118,8 @@ def test_a_long_answer_goes_through_in_constant_memory(server: BrokerProcess, mi
     assert peak_bytes(server) - before < 100 * MIB
 
 
-def test_a_query_waits_for_a_slow_reader(server: BrokerProcess) -> None:
+def test_a_query_waits_for_a_slow_reader(fresh_server: BrokerProcess) -> None:
+    server = fresh_server
     connection = connect(server)
     response = send(
         connection, "SELECT number AS slow_reader, repeat('x', 1000) FROM system.numbers"
@@ -132,7 +132,7 @@ def test_a_query_waits_for_a_slow_reader(server: BrokerProcess) -> None:
 
     # First it fills what lies between it and its reader: blocks of 65 MB each.
     until(lambda: len(rows_at_each_look()) == 1, "the query reads no more rows")
-    before = peak_bytes(server)
+    before = held_bytes(server)
     assert len(rows_at_each_look()) == 1
     assert peak_bytes(server) - before < 50 * MIB
     connection.close()

@@ -7,15 +7,20 @@ import pytest
 
 from sql.http.compressed_blocks import BLOCK_BYTES, BlockDecoder, BlockEncoder
 from tests.support.broker_process import BrokerProcess
-from tests.support.sql_client import MIB, WRITER, ask, connect, peak_bytes, read, send, write
+from tests.support.sql_client import (
+    MIB,
+    WRITER,
+    ask,
+    connect,
+    held_bytes,
+    peak_bytes,
+    read,
+    send,
+    write,
+)
 
 METHODS = {"LZ4": 0x82, "ZSTD": 0x90, "NONE": 0x02}
 BREAKS = "SELECT throwIf(number = 3000000, 'bang') FROM numbers(100000000)"
-
-
-@pytest.fixture(scope="module")
-def server(fresh_server: BrokerProcess) -> BrokerProcess:
-    return fresh_server
 
 
 def in_blocks(data: bytes, method: str = "LZ4") -> bytes:
@@ -93,9 +98,10 @@ def test_an_error_within_a_result_is_the_last_block_and_can_be_read_in_it(
 
 
 @pytest.mark.parametrize("mib", [256, pytest.param(1024, marks=pytest.mark.test_all)])
-def test_a_long_answer_goes_out_in_constant_memory(server: BrokerProcess, mib: int) -> None:
+def test_a_long_answer_goes_out_in_constant_memory(fresh_server: BrokerProcess, mib: int) -> None:
+    server = fresh_server
     read(server, "SELECT number FROM numbers(1000000) FORMAT Null")
-    before = peak_bytes(server)
+    before = held_bytes(server)
     connection = connect(server)
     sql = f"SELECT number FROM numbers({mib * MIB // 8}) FORMAT RowBinary"
     response = send(connection, sql, compress="1")
@@ -169,9 +175,10 @@ def test_a_block_larger_than_allowed_is_refused_by_its_head(server: BrokerProces
         assert "smaller blocks" in answer.text
 
 
-def test_a_bomb_of_blocks_costs_no_memory(server: BrokerProcess) -> None:
+def test_a_bomb_of_blocks_costs_no_memory(fresh_server: BrokerProcess) -> None:
+    server = fresh_server
     bomb = in_blocks(b"SELECT " + b" " * (400 * MIB) + b"1", "ZSTD")
-    before = peak_bytes(server)
+    before = held_bytes(server)
     answer = ask(server, bomb, decompress="1")
     assert (answer.status, answer.code) == (400, 62)
     assert peak_bytes(server) - before < 150 * MIB

@@ -1,7 +1,6 @@
 """KILL QUERY by the id of a statement: only a client's own, from another connection."""
 
 import http.client
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -35,10 +34,9 @@ def test_a_running_statement_is_ended_by_its_id(
     assert "QUERY_WAS_CANCELLED" in killed.text
 
 
-def test_a_statement_that_waits_for_its_turn_is_ended_too(
-    own_server: Callable[..., BrokerProcess],
-) -> None:
-    server = own_server(sql_max_queries="2")
+def test_a_statement_that_waits_for_its_turn_is_ended_too(one_turn: BrokerProcess) -> None:
+    server = one_turn
+    until(lambda: not running(server))
     with ThreadPoolExecutor(2) as threads:
         first, second = (
             threads.submit(ask, server, LONG.format(mark=mark), query_id=mark)

@@ -70,10 +70,8 @@ def test_wrong_credentials_are_refused_for_every_statement(
     assert PASSWORD not in answer.text
 
 
-def test_without_anonymous_access_credentials_are_needed(
-    own_server: Callable[..., BrokerProcess],
-) -> None:
-    server = own_server(sql_anonymous="never")
+def test_without_anonymous_access_credentials_are_needed(closed_server: BrokerProcess) -> None:
+    server = closed_server
     answer = ask(server, "SELECT 1")
     assert (answer.status, answer.code) == (401, 516)
     assert answer.headers["www-authenticate"].startswith("Basic ")

@@ -22,10 +22,8 @@ from tests.support.sql_client import (
 from tests.support.waiting import until
 
 
-def test_permits_are_given_back_however_a_query_ends(
-    own_server: Callable[..., BrokerProcess],
-) -> None:
-    server = own_server(sql_max_queries="2")
+def test_permits_are_given_back_however_a_query_ends(one_turn: BrokerProcess) -> None:
+    server = one_turn
     for _ in range(6):
         assert ask(server, "SELECT nosuch").status == 404
         assert ask(server, "SELECT throwIf(1)").status == 500
@@ -42,9 +40,8 @@ def test_permits_are_given_back_however_a_query_ends(
 
 
 def test_a_client_that_leaves_is_not_counted_as_a_failed_disk_write(
-    own_server: Callable[..., BrokerProcess],
+    server: BrokerProcess,
 ) -> None:
-    server = own_server()
     for _ in range(5):
         connection = connect(server)
         send(connection, "SELECT number FROM system.numbers").read(10)
@@ -54,47 +51,24 @@ def test_a_client_that_leaves_is_not_counted_as_a_failed_disk_write(
     assert write(server, f"SELECT sum(value) FROM system.events WHERE event = '{failed}'") == "0\n"
 
 
-def test_more_queries_than_permits_wait_for_their_turn(
-    own_server: Callable[..., BrokerProcess],
-) -> None:
-    server = own_server(sql_max_queries="2", sql_wait_ms="600000")
+def test_more_queries_than_permits_wait_for_their_turn(one_turn: BrokerProcess) -> None:
+    server = one_turn
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        answers = list(pool.map(lambda n: ask(server, f"SELECT {n} + sleep(0.2)"), range(12)))
+        answers = list(pool.map(lambda n: ask(server, f"SELECT {n} + sleep(0.05)"), range(12)))
     assert [answer.text for answer in answers] == [f"{n}\n" for n in range(12)]
 
 
-def test_too_many_queries_are_refused_and_pings_still_answered(
-    own_server: Callable[..., BrokerProcess],
-) -> None:
-    server = own_server(sql_max_queries="1")
-    with concurrent.futures.ThreadPoolExecutor(40) as pool:
-        asked = [
-            pool.submit(
-                ask, server, "SELECT sleepEachRow(1) FROM numbers(3) SETTINGS max_block_size = 1"
-            )
-            for _ in range(40)
-        ]
-        refused = next(
-            f for f in concurrent.futures.as_completed(asked) if f.result().status != 200
-        )
-        assert (refused.result().status, refused.result().code) == (500, 202)
-        assert ask(server, method="GET", path="/ping").status == 200
-        for future in asked:
-            assert future.result().code in (0, 202)
-    assert read(server, "SELECT 1") == "1\n"
-
-
 def test_producers_and_consumers_go_on_while_heavy_queries_run(
-    own_server: Callable[..., BrokerProcess], topic: str
+    server: BrokerProcess, topic: str
 ) -> None:
-    server = own_server(sql_max_queries="5")  # three of them for readers from this address
+    until(lambda: not running(server))
     connections = [connect(server) for _ in range(3)]
     heavy = [
         "SELECT number FROM system.numbers FORMAT RowBinary",
         "SELECT sum(sipHash64(number)) FROM system.numbers",
         "SELECT number, toString(number) FROM system.numbers FORMAT JSONEachRow",
     ]
-    records = [Record(b"key", b"%d" % n, timestamp_ms=n) for n in range(1000)]
+    records = [Record(b"key", b"%d" % n, timestamp_ms=n) for n in range(300)]
     client = KafkaPython()
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         for connection, sql in zip(connections, heavy, strict=True):
@@ -115,7 +89,7 @@ def test_producers_and_consumers_go_on_while_heavy_queries_run(
 
 def _read_much(connection: http.client.HTTPConnection) -> None:
     response = connection.getresponse()
-    for _ in range(20):
+    for _ in range(4):
         assert response.read(MIB)
 
 
@@ -123,15 +97,15 @@ def test_each_of_many_clients_at_once_gets_its_own_answers(server: BrokerProcess
     def client(n: int) -> bool:
         connection = connect(server)
         good = True
-        for k in range(10):
+        for k in range(4):
             response = send(connection, f"SELECT {n}, {k}, number FROM numbers(1000) FORMAT CSV")
             lines = response.read().decode().splitlines()
             good &= lines == [f"{n},{k},{i}" for i in range(1000)]
         connection.close()
         return good
 
-    with concurrent.futures.ThreadPoolExecutor(30) as pool:
-        assert all(pool.map(client, range(30)))
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        assert all(pool.map(client, range(20)))
 
 
 def test_a_stop_ends_queries_that_run_and_readers_that_are_slow(
@@ -157,10 +131,11 @@ def test_a_stop_ends_queries_that_run_and_readers_that_are_slow(
     connections[1].getresponse().read(100)
     assert connections[3].getresponse().read() == b"1\n"
     insert = connect(server)
-    insert.putrequest("POST", "/?query=INSERT+INTO+default.nosuch+FORMAT+CSV")
+    insert.putrequest("POST", "/?query=INSERT+INTO+default.hole+FORMAT+CSV")
+    insert.putheader("Authorization", WRITER["Authorization"])
     insert.putheader("Content-Length", "1000")
     insert.endheaders(b"1,2\n")
-    until(lambda: len(running(server)) >= 3)
+    until(lambda: len(running(server)) >= 5)
     server.stop()
     for connection in connections:
         connection.close()

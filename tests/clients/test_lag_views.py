@@ -22,7 +22,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs/lag.md"
 ALERT = re.compile(r"<!-- alert: (\w+) -->\n```sql\n(.*?)```\n", re.DOTALL)
 ALERTS = dict(ALERT.findall(PAGE.read_text(encoding="utf-8")))
 DEADLINE_S = 60.0
-STUCK_S = 5
+STUCK_S = 2
 
 Row = dict[str, Any]
 

@@ -90,6 +90,7 @@ def read(broker: BrokerProcess, topic: str, isolation: str, partition: int = 0) 
             "group.id": "readers",
             "isolation.level": isolation,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 20,  # the broker waits so long before it tells the end
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
             "log_level": 0,
@@ -319,7 +320,7 @@ def test_every_transaction_of_version_2_has_an_epoch_of_its_own(
     assert found == [(0, False), (1, True), (1, False), (2, True), (2, False), (3, True)]
 
 
-@pytest.mark.parametrize("name", CLIENTS)
+@pytest.mark.parametrize("name", also_in_test_all(["java", "kafka-python"], CLIENTS))
 def test_a_transaction_is_aborted_after_its_timeout(
     broker: BrokerProcess, opened: Opened, events: str, name: str
 ) -> None:

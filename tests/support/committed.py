@@ -52,6 +52,7 @@ def committed_consumer(bootstrap: str) -> confluent_kafka.Consumer:
             "group.id": "reader",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
+            "fetch.wait.max.ms": 50,  # the broker waits so long before it tells the end
             "isolation.level": "read_committed",
             "log_level": 0,
         }

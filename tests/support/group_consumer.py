@@ -21,6 +21,7 @@ class GroupConsumer:
                 "enable.auto.commit": "false",
                 "auto.offset.reset": "earliest",
                 "enable.partition.eof": "true",
+                "fetch.wait.max.ms": "50",  # the broker waits so long before it tells the end
                 **settings,
             }
         )

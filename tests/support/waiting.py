@@ -1,4 +1,4 @@
-"""Waits for a condition by polling it until it is true.
+"""Waits for a condition by polling it until it is true: the longer it takes, the less often.
 
 The limit only ends a test that hangs. It is far longer than a busy machine needs, so no result
 depends on the speed of the machine. A test whose subject is a time gives a limit of its own.
@@ -10,6 +10,9 @@ from collections.abc import Awaitable, Callable
 
 LIMIT_S = 60.0
 LOOK_AGAIN_S = 0.01
+_LOOK_AFTER = 0.1
+"""After this part of the time that has passed. A look may cost the process under test much."""
+_LOOK_AGAIN_MAX_S = 0.1
 
 
 def until(
@@ -21,12 +24,12 @@ def until(
     """Wait until `condition()` is true. Returns how many seconds that took.
 
     `what` is the condition in words, for the message of the AssertionError after `limit_s`.
-    `every_s`: a condition that costs the process under test much is looked at less often.
+    `every_s`: the shortest time between two looks.
     """
     began = time.monotonic()
     while not condition():
         assert time.monotonic() < began + limit_s, _not_in_time(what, limit_s)
-        time.sleep(every_s)
+        time.sleep(_pause_s(time.monotonic() - began, every_s))
     return time.monotonic() - began
 
 
@@ -43,6 +46,10 @@ async def until_async(
     except TimeoutError:
         raise AssertionError(_not_in_time(what, limit_s)) from None
     return loop.time() - began
+
+
+def _pause_s(passed_s: float, least_s: float) -> float:
+    return max(least_s, min(passed_s * _LOOK_AFTER, _LOOK_AGAIN_MAX_S))
 
 
 async def _holds(condition: Callable[[], bool | Awaitable[bool]]) -> bool:

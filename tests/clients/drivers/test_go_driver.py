@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import gzip
 import struct
-from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 
 import pytest
 
 from tests.support.broker_process import BrokerProcess
-from tests.support.sql_client import WRITER, Answer, ask, basic, broker_with_writer, read
+from tests.support.sql_client import WRITER, Answer, ask, basic, read
 
 REVISION = 54483  # what clickhouse-go 2.50 sends
 CUSTOM_SERIALIZATION = 54454
@@ -26,10 +25,8 @@ FACTS = "SELECT displayName(), version(), timezone() FORMAT TSVRaw"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    process = broker_with_writer(tmp_path_factory.mktemp("go") / "data", sql_anonymous="never")
-    yield process
-    process.stop()
+def server(closed_server: BrokerProcess) -> BrokerProcess:
+    return closed_server
 
 
 def hello(
@@ -149,9 +146,9 @@ def test_the_hello_is_refused_to_clients_that_may_not_read(server: BrokerProcess
 
 
 def test_a_reader_without_credentials_does_not_learn_the_hosts_name(
-    own_server: Callable[..., BrokerProcess],
+    shared_server: BrokerProcess,
 ) -> None:
-    server = own_server()
+    server = shared_server
     answer = ask(
         server, HELLO, default_format="Native", client_protocol_version=REVISION, headers={}
     )

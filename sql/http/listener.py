@@ -64,9 +64,16 @@ class HttpListener:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Accept no more connections. The runner closes those that are open."""
+        """Accept no more connections, and close those that ask nothing.
+
+        The runner closes the others. It would wait 10 s for the rest of a body whose statement was
+        refused before all of it had come.
+        """
         if self._server is not None:
             self._server.close()
+        for visitor in tuple(self._visitors.values()):
+            if not visitor.busy:
+                visitor.close()
         await self._look.close()
 
     @property
@@ -180,6 +187,11 @@ class _Visitor(asyncio.Protocol):
         if self._head_since is not None and now - self._head_since > HEAD_S:
             return True
         return now - self.since > IDLE_S
+
+    def close(self) -> None:
+        """What has been written is sent first."""
+        if self._transport is not None:
+            self._transport.close()
 
     def abort(self) -> None:
         if self._transport is not None:

@@ -93,6 +93,23 @@ def test_the_rest_of_a_body_after_its_answer_is_not_read_as_a_request(
     asyncio.run(run())
 
 
+def test_a_stop_does_not_wait_for_a_body_whose_request_was_answered() -> None:
+    """aiohttp would read on for 10 s."""
+
+    async def run() -> float:
+        done = asyncio.Event()
+        done.set()
+        async with listening(10, done) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\nab")
+            await reader.readuntil(b"Ok.\n")
+            stopped_at = asyncio.get_running_loop().time()
+        writer.close()
+        return asyncio.get_running_loop().time() - stopped_at
+
+    assert asyncio.run(run()) < 5
+
+
 def test_a_new_connection_is_refused_while_requests_use_all_places() -> None:
     async def run() -> None:
         done, begun = asyncio.Event(), asyncio.Semaphore(0)

@@ -59,14 +59,17 @@ async def test_migrations_and_codecs_change_no_copied_definition(tmp_path: Path)
     assert {name: after[name] for name in tables} == {name: before[name] for name in tables}
 
 
-def test_each_data_directory_has_ids_of_its_own(tmp_path: Path) -> None:
+def test_each_table_of_each_data_directory_has_an_id_of_its_own(tmp_path: Path) -> None:
+    ids: list[str] = []
     for name in ("one", "other"):
         begin_directory(tmp_path / name)
-    one, other = (set(os.listdir(tmp_path / name / "clickhouse/metadata/brokerhouse"))
-                  for name in ("one", "other"))  # fmt: skip
-    assert one == other
-    ids = [path.name for path in tmp_path.glob("*/clickhouse/store/*/*")]
-    assert len(ids) == len(set(ids)) > 50
+        texts = [text.decode() for text in definitions(tmp_path / name).values()]
+        ids += [text.partition("'")[2][:36] for text in texts]
+        with_rows = {text.partition("'")[2][:36] for text in texts if "MergeTree" in text}
+        folders = {path.name for path in (tmp_path / name / "clickhouse").glob("store/*/*")}
+        database = (tmp_path / name / "clickhouse/metadata/brokerhouse").readlink().name
+        assert folders == with_rows | {database}
+    assert len(ids) == len(set(ids)) > 80
 
 
 def test_a_directory_that_is_in_use_is_refused_and_not_written(tmp_path: Path) -> None:

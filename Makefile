@@ -60,7 +60,7 @@ CLUSTER ?= up
 URLS ?= localhost:9092,localhost:9093
 CLICKHOUSE ?= http://localhost:8123,http://localhost:8124,http://localhost:8125,http://localhost:8126
 
-.PHONY: run test test-all test-touched test-loaded test-dates test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-start bench-tables bench-tables-kills bench-views fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
+.PHONY: run test test-all test-touched test-loaded test-dates test-spark lint format bench bench-cluster bench-groups bench-iceberg bench-jobs bench-kafka bench-scaling bench-spark bench-start bench-tables bench-tables-kills bench-views definitions fuzz history history-transactions test-apps test-feeds soak cluster test-cluster test-clients-cluster clean
 .DEFAULT_GOAL := run
 
 run: $(INSTALLED)
@@ -102,6 +102,10 @@ lint: $(INSTALLED_DEV)
 format: $(INSTALLED_DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# sql/definitions.sql, after a file was added to sql/schema/.
+definitions: $(INSTALLED_DEV)
+	$(BIN)/python tools/write-definitions
 
 bench: $(INSTALLED_DEV)
 	@tools/require bench

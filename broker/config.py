@@ -22,6 +22,9 @@ from common.machine import memory_bytes
 from sql.http.settings import SqlLimits, SqlQueue, SqlSettings
 from storage.engine import PeopleBounds
 
+# For its first model Pydantic would look for plugins in every package that is installed: 0.01 s.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 _MIB = 1024 * 1024
 _GIB = 1024 * _MIB
 _SQL_MEMORY_MIN = 16 * _MIB

@@ -69,13 +69,14 @@ from storage.backup import Backups
 from storage.data_directory import refuse_unfinished
 from storage.disk_reserve import default_reserve_bytes
 from storage.embedded import EmbeddedEngine
-from storage.engine import Engine
+from storage.engine import DATABASE, Engine
 from storage.journal import JournaledEngine, open_journal
 from storage.journal_files import STREAMS
+from storage.new_directory import begin_directory
 from storage.part_codecs import set_part_codecs
 from storage.registry import Registry, TableRegistry
 from storage.row_lane import JOURNAL_GATHER_MAX_S, RowLane
-from storage.schema import migrate
+from storage.schema import migrate, migrations, record_applied
 from storage.schema_files import ROW_BYTES_BY_SIZES
 
 log = logging.getLogger(__name__)
@@ -300,17 +301,21 @@ class SingleNode:
 
 
 async def open_engine(settings: Settings) -> JournaledEngine:
-    """The embedded engine behind its journal. Raises `DataDirectoryError`."""
-    refuse_unfinished(Path(settings.data_dir))
+    """The embedded engine behind its journal. Raises `DataDirectoryError` and `EngineError`."""
+    data_dir = Path(settings.data_dir)
+    refuse_unfinished(data_dir)
+    has_begun = await asyncio.to_thread(begin_directory, data_dir)
     embedded = await asyncio.to_thread(
         EmbeddedEngine,
-        Path(settings.data_dir),
+        data_dir,
         STREAMS,
         settings.fsync,
         settings.sql_limits.bounds,
-        reserve_bytes=settings.disk_reserve_bytes or default_reserve_bytes(Path(settings.data_dir)),
+        reserve_bytes=settings.disk_reserve_bytes or default_reserve_bytes(data_dir),
     )
     try:
+        if has_begun:
+            await record_applied(embedded, DATABASE, migrations())
         return await open_journal(
             embedded,
             journal_limits(settings),

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _MANY_OBJECTS = 1_000_000
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """For imports, of which everything stays: it is a tenth of their time."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def collect_no_garbage_yet() -> None:

@@ -2,57 +2,95 @@
 
 A line may contain what a client sent. Line ends and control codes in it are escaped. What clients
 cause again and again is counted instead of written: counted_lines.py.
+
+The lines are as those of structlog, whose import takes 0.05 s of every start.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Literal
-
-import structlog
 
 from common.counted_lines import CountingHandler, mark
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {0x0A: "\\n"}
+_PLAIN, _BOLD, _DIM, _BLUE = "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[34m"
+_GREEN, _YELLOW, _RED = "\x1b[32m", "\x1b[33m", "\x1b[31m"
 
 
 def log_to_stderr(level: str, fmt: Literal["console", "json"]) -> None:
     """Send the log lines of the broker and of every library to stderr in one format."""
-    shared: list[structlog.typing.Processor] = [
-        structlog.stdlib.add_log_level,
-        structlog.stdlib.add_logger_name,
-        structlog.processors.TimeStamper(fmt="iso"),
-        _escape,
-        structlog.processors.format_exc_info,
-    ]
-    renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if fmt == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), pad_event_to=0)
-    )
     handler = CountingHandler()
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
-    )
+    handler.setFormatter(_ForMachines() if fmt == "json" else _ForPeople(sys.stderr.isatty()))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("aiohttp.server").addFilter(_of_http_client)
     logging.getLogger("asyncio").addFilter(_of_event_loop)
 
 
+class _ForPeople(logging.Formatter):
+    """`TIME [level    ] event [logger]`, and a traceback in lines of its own."""
+
+    def __init__(self, colors: bool) -> None:
+        super().__init__()
+        self._colors = colors
+
+    def format(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname.lower():<9}"
+        line = (
+            f"{self._in(_DIM, _now())} [{self._in(_color(record.levelno) + _BOLD, level)}]"
+            f" {self._in(_BOLD, _event(record))} [{self._in(_BOLD + _BLUE, record.name)}]"
+        )
+        return "\n".join((line, *self._more(record)))
+
+    def _in(self, color: str, text: str) -> str:
+        return f"{color}{text}{_PLAIN}" if self._colors else text
+
+    def _more(self, record: logging.LogRecord) -> Iterator[str]:
+        if record.stack_info:
+            yield record.stack_info
+        if record.exc_info:
+            yield self.formatException(record.exc_info)
+
+
+class _ForMachines(logging.Formatter):
+    """A JSON object: event, level, logger, timestamp, and exception if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "event": _event(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "timestamp": _now(),
+        }
+        if record.stack_info:
+            line["stack_info"] = record.stack_info
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _event(record: logging.LogRecord) -> str:
+    return record.getMessage().translate(_ESCAPES)
+
+
+def _now() -> str:
+    """Not when the record was made: a line that was counted is written up to a minute later."""
+    return datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _color(level: int) -> str:
+    if level >= logging.ERROR:
+        return _RED
+    return _YELLOW if level >= logging.WARNING else _GREEN
+
+
 def set_level(level: str) -> None:
     """The lowest severity that is written from now on."""
     logging.getLogger().setLevel(level.upper())
-
-
-def _escape(
-    logger: structlog.typing.WrappedLogger, method: str, event: structlog.typing.EventDict
-) -> structlog.typing.EventDict:
-    event["event"] = str(event["event"]).translate(_ESCAPES)
-    return event
 
 
 def _of_http_client(record: logging.LogRecord) -> bool:

@@ -29,6 +29,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from importlib.resources import files
 from string import Template
 
@@ -129,14 +130,15 @@ def _without_comments(text: str) -> str:
     return _COMMENT_LINE.sub("", text)
 
 
-def schema_files() -> list[SchemaFile]:
-    """Every numbered file, in order. Raises `SchemaError`."""
+@cache
+def schema_files() -> Sequence[SchemaFile]:
+    """Every numbered file, in order; read once. Raises `SchemaError`."""
     found = []
     for file in files("sql.schema").iterdir():
         if file.name.endswith(".sql"):
             number, _, name = file.name.removesuffix(".sql").partition("_")
             found.append(parse(int(number), name, file.read_text(encoding="utf-8")))
-    return sorted(found, key=lambda one: one.number)
+    return tuple(sorted(found, key=lambda one: one.number))
 
 
 def parse(number: int, name: str, content: str) -> SchemaFile:

@@ -16,6 +16,7 @@ import click
 
 from broker.cli.ctrl_c import INTERRUPTED
 from broker.cli.examples import add_examples
+from common.garbage import no_garbage_collection
 
 COMMANDS = {
     "backup": ("backup.backup", "Back up a single broker, also while it runs."),
@@ -51,7 +52,8 @@ class _Commands(click.Group):
             return None
         place, _ = COMMANDS[cmd_name]
         file, name = place.split(".")
-        found: click.Command = getattr(import_module(f"broker.cli.{file}"), name)
+        with no_garbage_collection():
+            found: click.Command = getattr(import_module(f"broker.cli.{file}"), name)
         add_examples(found, (cmd_name,))
         return found
 

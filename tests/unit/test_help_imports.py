@@ -15,7 +15,7 @@ from broker.cli.main import COMMANDS
 from tests.support.server_process import PROJECT
 
 ONLY_FOR_WORK = {"aiohttp", "chdb", "clickhouse_connect", "fastavro", "google.protobuf", "kafka",
-                 "msgpack", "pyspark", "rich", "structlog", "urllib3", "uvloop",
+                 "msgpack", "pyspark", "rich", "urllib3", "uvloop",
                  "broker.node", "broker.server", "storage.embedded"}  # fmt: skip
 """No --help of any command needs them."""
 ONLY_FOR_SETTINGS = {"asyncio", "broker.config", "pydantic"}

@@ -48,8 +48,6 @@ def spark(few_tasks: None) -> Iterator[SparkSession]:
         # Each plan runs once: to compile it takes more than to interpret it.
         spark__sql__codegen__wholeStage=False,
         spark__sql__codegen__factoryMode="NO_CODEGEN",
-        # It plans again after each shuffle, which is tiny here: 4 of 28 s in test_audit.
-        spark__sql__adaptive__enabled=False,
         spark__sql__session__timeZone="UTC",
     )
     yield made

@@ -420,8 +420,13 @@ def group_on(shard: int, prefix: str) -> str:
     return next(name for name in names if slot_of_group(name, SLOTS) * 2 // SLOTS == shard)
 
 
-@pytest.mark.test_all
-@pytest.mark.parametrize("end", ["paused", pytest.param("killed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("paused", marks=pytest.mark.test_all),
+        pytest.param("killed", marks=pytest.mark.slow),
+    ],
+)
 def test_only_the_partitions_of_a_shard_stop_when_it_does_not_answer(
     cluster: Cluster, target: Target, end: str
 ) -> None:

@@ -138,7 +138,7 @@ def test_a_block_with_a_known_token_is_not_stored_again_after_a_kill(tmp_path: P
         assert count(own) == 3
 
 
-def test_a_block_is_one_part_however_large(table: EngineProcess) -> None:
+def test_a_block_of_200_000_rows_is_stored_as_one_part(table: EngineProcess) -> None:
     assert insert(table, rows(range(200_000)), "large").status == 200
     assert count(table, "uniqExact(_part)") == 1
     assert count(table) == 200_000

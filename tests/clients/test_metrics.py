@@ -199,7 +199,9 @@ def test_groups_and_transactions_are_shown_by_their_state(
     until(lambda: value(quiet.http_url, "brokerhouse_partition_transactions_open") == 0)
 
 
-def test_lag_is_what_a_group_has_not_committed(quiet: BrokerProcess, target: Target) -> None:
+def test_lag_is_the_records_after_the_committed_offset(
+    quiet: BrokerProcess, target: Target
+) -> None:
     produce(quiet, target.name, 30)
     produce(quiet, target.name, 5, partition=1)
     with Wire(quiet) as wire:

@@ -510,7 +510,11 @@ async def test_a_crash_at_any_step_loses_and_duplicates_no_acknowledged_row(
 BESIDE_THE_THREAD = [
     # The other half takes the same steps, and 20 s: only in long runs.
     pytest.param(
-        step, mode, marks=[] if (mode == "fsync") == (":after:" in step) else [pytest.mark.slow]
+        step,
+        mode,
+        marks=pytest.mark.test_all
+        if (mode == "fsync") == (":after:" in step)
+        else pytest.mark.slow,
     )
     for step in STEPS
     if not step.endswith(":1")
@@ -518,7 +522,6 @@ BESIDE_THE_THREAD = [
 ]
 
 
-@pytest.mark.test_all
 @pytest.mark.parametrize(("step", "mode"), BESIDE_THE_THREAD)
 async def test_a_crash_while_the_thread_writes_loses_and_duplicates_no_acknowledged_row(
     data_dir: Path, step: str, mode: str

@@ -34,6 +34,10 @@ OwnBroker = Callable[..., BrokerProcess]
 
 END = {"SIGTERM": BrokerProcess.stop, "SIGKILL": BrokerProcess.kill}
 SIGNALS = ["SIGTERM", "SIGKILL"]
+SLOW_SIGTERM = [
+    pytest.param("SIGTERM", marks=pytest.mark.slow),
+    pytest.param("SIGKILL", marks=pytest.mark.test_all),
+]
 
 
 @pytest.fixture
@@ -105,8 +109,7 @@ def test_members_go_on_with_what_they_had_when_the_broker_comes_back(
     assert [group.violations(produced) for group in groups.values()] == [[]] * len(groups)
 
 
-@pytest.mark.test_all
-@pytest.mark.parametrize("end", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
+@pytest.mark.parametrize("end", SLOW_SIGTERM)
 def test_kafkajs_reads_no_record_after_its_commit_when_the_broker_comes_back(
     broker: BrokerProcess,
     processes: MemberProcesses,
@@ -130,8 +133,7 @@ def test_kafkajs_reads_no_record_after_its_commit_when_the_broker_comes_back(
     assert group.violations(produced) == []
 
 
-@pytest.mark.test_all
-@pytest.mark.parametrize("end", [pytest.param("SIGTERM", marks=pytest.mark.slow), "SIGKILL"])
+@pytest.mark.parametrize("end", SLOW_SIGTERM)
 def test_a_group_of_all_clients_loses_and_repeats_nothing_when_the_broker_ends_as_it_rebalances(
     broker: BrokerProcess,
     processes: MemberProcesses,

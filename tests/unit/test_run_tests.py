@@ -1,4 +1,4 @@
-"""tools/run-tests: each test file is in one lane; lanes that fail, pass, and are run again."""
+"""tools/run-tests: each test is in one lane; lanes that fail, pass, and are run again."""
 
 import importlib.machinery
 import importlib.util
@@ -6,11 +6,15 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from tests.support.collected import Collected, collect
 from tests.support.waiting import until
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -30,23 +34,75 @@ run_tests = script()
 TABLE = run_tests.lanes_and_more()
 
 
+def lanes_of(path: str, lanes: Sequence[Any]) -> list[str]:
+    return [
+        lane.name
+        for lane in lanes
+        if any(run_tests.is_below(path, own) for own in lane.paths)
+        and not any(run_tests.is_below(path, other) for other in lane.ignored)
+    ]
+
+
 @pytest.mark.parametrize("everything", [False, True])
 def test_each_test_file_is_in_exactly_one_lane(everything: bool) -> None:
     lanes = [lane for lane in run_tests.all_lanes(TABLE, everything=everything) if not lane.alone]
 
-    def lanes_of(path: str) -> list[str]:
-        return [
-            lane.name
-            for lane in lanes
-            if any(run_tests.is_below(path, own) for own in lane.paths)
-            and not any(run_tests.is_below(path, other) for other in lane.ignored)
-        ]
-
     files = [str(path.relative_to(PROJECT)) for path in PROJECT.glob("tests/**/test_*.py")]
-    found = {path: lanes_of(path) for path in files if "/support/" not in path}
+    found = {path: lanes_of(path, lanes) for path in files if "/support/" not in path}
 
     assert {path: names for path, names in found.items() if len(names) != 1} == {}
     assert all(lane.marks == ("" if everything else run_tests.QUICK) for lane in lanes)
+
+
+@cache
+def lanes_with(path: str, everything: bool) -> list[Any]:
+    lanes = run_tests.all_lanes(TABLE, everything=everything)
+    return [lane for lane in lanes if lanes_of(path, [lane])]
+
+
+def wrong_with(test: Collected) -> str:
+    """Why a test is not in exactly one of `make test` and `make test-all`; "" if it is."""
+    quick, everything = (
+        [lane for lane in lanes_with(test.path, everything) if lane.marks in test.chosen_by]
+        for everything in (False, True)
+    )
+    if len(test.markers) > 1:
+        return "several markers"
+    if len(quick) != (0 if test.markers else 1):
+        return f"in {len(quick)} lanes of make test"
+    return "" if len(everything) == 1 else f"in {len(everything)} lanes of make test-all"
+
+
+WRONG = {
+    "no marker, chosen by both": ((), ("", run_tests.QUICK), ""),
+    "test_all, not in make test": (("test_all",), ("",), ""),
+    "slow, in its own lane": (("slow",), ("slow",), ""),
+    "two markers": (("test_all", "slow"), ("slow",), "several markers"),
+    "no marker, not in make test": ((), ("",), "in 0 lanes of make test"),
+    "a marker, in make test": (("slow",), ("slow", run_tests.QUICK), "in 1 lanes of make test"),
+    "slow, chosen by no lane": (("slow",), (), "in 0 lanes of make test-all"),
+    "slow, chosen by two lanes": (("slow",), ("", "slow"), "in 2 lanes of make test-all"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_test_in_no_lane_or_in_two_is_found(case: str) -> None:
+    markers, chosen_by, expected = WRONG[case]
+
+    assert wrong_with(Collected("tests/unit/test_a.py::test_a", markers, chosen_by)) == expected
+
+
+@pytest.mark.test_all
+def test_each_test_is_in_make_test_or_has_one_marker_and_is_in_one_lane_of_all(
+    tmp_path: Path,
+) -> None:
+    both = [run_tests.all_lanes(TABLE, everything=everything) for everything in (False, True)]
+    marks = sorted({lane.marks for lanes in both for lane in lanes})
+    # Those of tests/cluster need a cluster that runs: only `make test-cluster` has one.
+    tests = [test for test in collect(tmp_path, marks) if "tests/cluster/" not in test.id]
+
+    assert len(tests) > 1000
+    assert {test.id: wrong for test in tests if (wrong := wrong_with(test))} == {}
 
 
 def test_every_path_of_the_table_exists() -> None:

@@ -1,6 +1,7 @@
 -- What dbt 1.11 with dbt-clickhouse 1.10 sends for this project: `dbt debug`, `dbt build` twice, and
--- `dbt docs generate`, in the order of their arrival. A proxy recorded it. Repetitions of what each
--- start asks for, empty lines and random parts of names are removed. A line of dashes ends a statement.
+-- `dbt docs generate`, in the order of their arrival. A proxy recorded it. Of a
+-- statement that only reads, the last repetition is kept; empty lines and random parts of names are
+-- removed. A line of dashes ends a statement.
 --------
 SELECT version(), timezone()
 --------
@@ -29,47 +30,6 @@ DROP TABLE IF EXISTS __dbt_exchange_test_0
 DROP TABLE IF EXISTS __dbt_exchange_test_1
 --------
 select 1 as id
---------
-/* list_ */
-    select name from system.databases
- FORMAT Native
---------
-/* list__shop */
-with mv_sources as (
-      -- Find all MVs and their target tables (database and name of the MV, plus the SELECT SQL)
-      select
-        name as mv_name,
-        database as mv_database,
-        any(as_select) as mv_sql,any(replaceRegexpOne(create_table_query, '.*TO\\s+`\x3F([^`\\s(]+)`\x3F\\.`\x3F([^`\\s(]+)`\x3F.*', '\\1.\\2')) as target_fqn
-      from system.tables
-      where engine = 'MaterializedView'
-        and create_table_query like '%TO %'
-      group by mv_name, mv_database
-    )
-    select
-      t.name as name,
-      t.database as schema,
-      multiIf(
-        t.engine = 'MaterializedView', 'materialized_view',
-        t.engine = 'View', 'view',
-        t.engine = 'Dictionary', 'dictionary',
-        'table'
-      ) as type,
-      db.engine as db_engine,
-      groupArrayIf(
-        map('schema', mv_sources.mv_database, 'name', mv_sources.mv_name, 'sql', mv_sources.mv_sql),
-        mv_sources.mv_name != ''
-      ) as mvs_pointing_to_it,
-      -- The refresh clause of a refreshable MV sits between the view name and the TO clause,
-      -- e.g. CREATE MATERIALIZED VIEW db.mv REFRESH EVERY 2 MINUTE [APPEND] TO db.target ...
-      max(position(substring(t.create_table_query, 1, position(t.create_table_query, ' TO ')), ' REFRESH ')) > 0 as is_refreshable,
-      max(position(substring(t.create_table_query, 1, position(t.create_table_query, ' TO ')), ' APPEND')) > 0 as refreshable_append,0 as is_on_cluster
-        from system.tables as t
-        join system.databases as db on t.database = db.name
-        left join mv_sources on mv_sources.target_fqn = concat(t.database, '.', t.name)
-      where schema = 'shop'
-      group by name, schema, type, db_engine
- FORMAT Native
 --------
 /* model.shop.records */
   create or replace view `shop`.`records`
@@ -128,12 +88,6 @@ insert into `shop`.`names` ("id", "name")
           as (
 SELECT offset, value FROM `shop`.`records`
           )
---------
-/* model.shop.newest */
-    select name, type from system.columns where table = 'newest'
-        and database = 'shop'
-    order by position
- FORMAT Native
 --------
 /* model.shop.per_topic */
         create table `shop`.`per_topic`
@@ -196,12 +150,6 @@ from (
     ) sbq
           )
 --------
-/* snapshot.shop.names_over_time */
-    select name, type from system.columns where table = 'names_over_time'
-        and database = 'shop'
-    order by position
- FORMAT Native
---------
 /* model.shop.replaced */
         create table `shop`.`replaced`
   engine = MergeTree()
@@ -212,12 +160,6 @@ from (
           as (
 SELECT offset, value FROM `shop`.`records`
           )
---------
-/* model.shop.replaced */
-    select name, type from system.columns where table = 'replaced'
-        and database = 'shop'
-    order by position
- FORMAT Native
 --------
 SELECT * FROM (
 select * from (
@@ -240,17 +182,6 @@ select * from (
 from (
         select * from `shop`.`names`
     ) sbq
-    ) as __dbt_sbq
-    where false
-    limit 0
-) LIMIT 0
- FORMAT JSON
---------
-SELECT * FROM (
-select * from (
-        select
-    now()
- as dbt_snapshot_time
     ) as __dbt_sbq
     where false
     limit 0
@@ -285,78 +216,6 @@ from (
         select * from `shop`.`names`
     ) sbq
 --------
-/* test.shop.unique_newest_offset.d6ceb8332f */
-    select
-      count(*) as failures,
-      count(*) != 0 as should_warn,
-      count(*) != 0 as should_error
-    from (
-select
-    offset as unique_field,
-    count(*) as n_records
-from `shop`.`newest`
-where offset is not null
-group by offset
-having count(*) > 1
-    ) dbt_internal_test
- FORMAT Native
---------
-/* test.shop.not_null_per_topic_topic.ed946b39ef */
-    select
-      count(*) as failures,
-      count(*) != 0 as should_warn,
-      count(*) != 0 as should_error
-    from (
-select topic
-from `shop`.`per_topic`
-where topic is null
-    ) dbt_internal_test
- FORMAT Native
---------
-/* test.shop.accepted_values_per_topic_records__False__10.f44c3561fa */
-    select
-      count(*) as failures,
-      count(*) != 0 as should_warn,
-      count(*) != 0 as should_error
-    from (
-with all_values as (
-    select
-        records as value_field,
-        count(*) as n_records
-    from `shop`.`per_topic`
-    group by records
-)
-select *
-from all_values
-where value_field not in (
-    10
-)
-    ) dbt_internal_test
- FORMAT Native
---------
-/* test.shop.unique_per_topic_topic.7883a204ad */
-    select
-      count(*) as failures,
-      count(*) != 0 as should_warn,
-      count(*) != 0 as should_error
-    from (
-select
-    topic as unique_field,
-    count(*) as n_records
-from `shop`.`per_topic`
-where topic is not null
-group by topic
-having count(*) > 1
-    ) dbt_internal_test
- FORMAT Native
---------
-SELECT * FROM (
-with __dbt__cte__words as (
-SELECT toInt32(offset) AS id, value FROM `shop`.`records`
-) SELECT toInt32(words.id) AS id, names.name AS name FROM `__dbt__cte__words` AS words INNER JOIN `shop`.`names` AS names ON names.id = words.id
-) LIMIT 0
- FORMAT JSON
---------
 /* model.shop.named */
         create table `shop`.`named`
   (
@@ -384,71 +243,8 @@ SELECT toInt32(offset) AS id, value FROM `shop`.`records`
 ) SELECT toInt32(words.id) AS id, names.name AS name FROM `__dbt__cte__words` AS words INNER JOIN `shop`.`names` AS names ON names.id = words.id
             )
 --------
-/* test.shop.relationships_named_id__id__ref_names_.21411bb2b8 */
-    select
-      count(*) as failures,
-      count(*) != 0 as should_warn,
-      count(*) != 0 as should_error
-    from (
-with child as (
-    select id as from_field
-    from `shop`.`named`
-    where id is not null
-),
-parent as (
-    select id as to_field
-    from `shop`.`names`
-)
-select
-    from_field
-from child
-left join parent
-    on child.from_field = parent.to_field
-where parent.to_field is null
--- end_of_sql
-settings join_use_nulls = 1
-    ) dbt_internal_test
- FORMAT Native
---------
 /* list_ */
     select name from system.databases
- FORMAT Native
---------
-/* list__shop */
-with mv_sources as (
-      -- Find all MVs and their target tables (database and name of the MV, plus the SELECT SQL)
-      select
-        name as mv_name,
-        database as mv_database,
-        any(as_select) as mv_sql,any(replaceRegexpOne(create_table_query, '.*TO\\s+`\x3F([^`\\s(]+)`\x3F\\.`\x3F([^`\\s(]+)`\x3F.*', '\\1.\\2')) as target_fqn
-      from system.tables
-      where engine = 'MaterializedView'
-        and create_table_query like '%TO %'
-      group by mv_name, mv_database
-    )
-    select
-      t.name as name,
-      t.database as schema,
-      multiIf(
-        t.engine = 'MaterializedView', 'materialized_view',
-        t.engine = 'View', 'view',
-        t.engine = 'Dictionary', 'dictionary',
-        'table'
-      ) as type,
-      db.engine as db_engine,
-      groupArrayIf(
-        map('schema', mv_sources.mv_database, 'name', mv_sources.mv_name, 'sql', mv_sources.mv_sql),
-        mv_sources.mv_name != ''
-      ) as mvs_pointing_to_it,
-      -- The refresh clause of a refreshable MV sits between the view name and the TO clause,
-      -- e.g. CREATE MATERIALIZED VIEW db.mv REFRESH EVERY 2 MINUTE [APPEND] TO db.target ...
-      max(position(substring(t.create_table_query, 1, position(t.create_table_query, ' TO ')), ' REFRESH ')) > 0 as is_refreshable,
-      max(position(substring(t.create_table_query, 1, position(t.create_table_query, ' TO ')), ' APPEND')) > 0 as refreshable_append,0 as is_on_cluster
-        from system.tables as t
-        join system.databases as db on t.database = db.name
-        left join mv_sources on mv_sources.target_fqn = concat(t.database, '.', t.name)
-      where schema = 'shop'
-      group by name, schema, type, db_engine
  FORMAT Native
 --------
 /* model.shop.as_they_come */
@@ -634,20 +430,8 @@ select * from (
 /* model.shop.replaced */
 drop table if exists `shop`.`replaced__dbt_new_data_1`
 --------
-/* snapshot.shop.names_over_time */
-    select name, type from system.columns where table = 'names_over_time'
-        and database = 'shop'
-    order by position
- FORMAT Native
---------
 /* model.shop.replaced */
 drop table if exists `shop`.`replaced__dbt_distributed_new_data`
---------
-/* snapshot.shop.names_over_time */
-    select name, type from system.columns where table = 'names_over_time'
-        and database = 'shop'
-    order by position
- FORMAT Native
 --------
 /* test.shop.accepted_values_per_topic_records__False__10.f44c3561fa */
     select
@@ -799,12 +583,6 @@ having count(*) > 1
     ) dbt_internal_test
  FORMAT Native
 --------
-/* snapshot.shop.names_over_time */
-    select name, type from system.columns where table = 'names_over_time__dbt_tmp'
-        and database = 'shop'
-    order by position
- FORMAT Native
---------
 /* test.shop.unique_newest_offset.d6ceb8332f */
     select
       count(*) as failures,
@@ -914,30 +692,12 @@ having count(*) > 1
     union all
     select * EXCEPT (ts) from updates
 --------
-/* snapshot.shop.names_over_time */
-    select name, type from system.columns where table = 'names_over_time__dbt_tmp'
-        and database = 'shop'
-    order by position
- FORMAT Native
---------
 SELECT * FROM (
 with __dbt__cte__words as (
 SELECT toInt32(offset) AS id, value FROM `shop`.`records`
 ) SELECT toInt32(words.id) AS id, names.name AS name FROM `__dbt__cte__words` AS words INNER JOIN `shop`.`names` AS names ON names.id = words.id
 ) LIMIT 0
  FORMAT JSON
---------
-/* snapshot.shop.names_over_time */
-    select name, type from system.columns where table = 'names_over_time'
-        and database = 'shop'
-    order by position
- FORMAT Native
---------
-/* snapshot.shop.names_over_time */
-    select name, type from system.columns where table = 'names_over_time__dbt_tmp'
-        and database = 'shop'
-    order by position
- FORMAT Native
 --------
 /* model.shop.named */
         create table `shop`.`named__dbt_backup`

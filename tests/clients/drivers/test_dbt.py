@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,7 +39,7 @@ class Dbt:
 
 
 @pytest.fixture
-def dbt(server: BrokerProcess, tmp_path: Path) -> Dbt:
+def dbt(server: BrokerProcess, tmp_path: Path) -> Iterator[Dbt]:
     project = tmp_path / "shop"
     shutil.copytree(tools.DBT, project)
     environment = {
@@ -47,7 +48,8 @@ def dbt(server: BrokerProcess, tmp_path: Path) -> Dbt:
         "SQL_USER": USER,
         "SQL_PASSWORD": PASSWORD,
     }
-    return Dbt(project, environment)
+    yield Dbt(project, environment)
+    write(server, "DROP DATABASE IF EXISTS shop")
 
 
 def test_dbt_connects_builds_and_tests_models_twice(server: BrokerProcess, dbt: Dbt) -> None:
@@ -63,7 +65,6 @@ def test_dbt_connects_builds_and_tests_models_twice(server: BrokerProcess, dbt: 
     dbt.run("docs", "generate")
     catalog = json.loads((dbt.project / "target" / "catalog.json").read_text())
     assert catalog["nodes"]["model.shop.records"]["columns"]["offset"]["type"] == "Int64"
-    write(server, "DROP DATABASE shop")
 
 
 def test_a_failing_test_of_dbt_and_a_model_over_the_log_are_reported(dbt: Dbt) -> None:

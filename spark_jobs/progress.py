@@ -37,22 +37,35 @@ class JobProgress:
         self._total = 0
         self._done: Callable[[], int] = lambda: 0
         self._began = time.monotonic()
+        self._told = ""
+        self._lock = threading.RLock()
+        """Held while a step begins and is told, so that nothing is told of it before."""
         self.context: SparkContext | None = None
         """Set when Spark has started."""
 
     def step(self, text: str, total: int = 0, done: Callable[[], int] = lambda: 0) -> None:
         """A step begins. `total`: its rows, 0 if not known. `done`: those that are done by now."""
-        self.end()
-        self._text, self._total, self._done = text, total, done
-        self._began = time.monotonic()
-        self._tell(f"{self._name}: {text}" + (f" ({counted(total, 'row')})" if total else ""))
+        with self._lock:
+            self.end()
+            self._text, self._total, self._done = text, total, done
+            self._began = time.monotonic()
+            self._tell(f"{self._name}: {text}" + (f" ({counted(total, 'row')})" if total else ""))
 
     def end(self) -> None:
         """The step, if there was one, is over."""
-        if self._total:
-            took = duration(time.monotonic() - self._began)
-            self._tell(f"{self._name}: {self._text}: {self._rows_done()} in {took}")
-        self._text, self._total, self._done = "", 0, lambda: 0
+        with self._lock:
+            if self._total:
+                took = duration(time.monotonic() - self._began)
+                self._tell(f"{self._name}: {self._text}: {self._rows_done()} in {took}")
+            self._text, self._total, self._done = "", 0, lambda: 0
+
+    def tell(self) -> None:
+        """Tell how far the step is, if there is one and that has changed."""
+        with self._lock:
+            line = self.line()
+            if self._text and line != self._told:
+                self._tell(line)
+                self._told = line
 
     def line(self) -> str:
         parts = [part for part in (self._rows(), self._tasks()) if part]
@@ -122,12 +135,8 @@ def shown(name: str) -> Iterator[JobProgress]:
 
 
 def _write_lines(progress: JobProgress, ended: threading.Event) -> None:
-    last = ""
     while not ended.wait(EVERY_S):
-        line = progress.line()
-        if line != last:
-            click.echo(line, err=True)
-        last = line
+        progress.tell()
 
 
 class _ProgressLine(ProgressColumn):

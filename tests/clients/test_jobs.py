@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import click
@@ -237,6 +238,7 @@ def test_progress_without_a_terminal_is_lines_on_stderr(
             asked.release()
             return 7
 
+        time.sleep(0.05)  # there is nothing to say yet
         run.progress.step("reading", 10, done)
         # The line is made of three calls, and written before the next one.
         assert all(asked.acquire(timeout=30) for _ in range(4))

@@ -92,6 +92,7 @@ def test_each_anomaly_of_a_feed_is_found_and_no_other(
 # --- in a broker's own tables
 
 
+@pytest.mark.test_all
 @pytest.mark.usefixtures("spark")
 def test_a_row_deleted_from_the_table_of_a_feed_is_a_gap(
     sink_broker: BrokerProcess, topic: str

@@ -346,8 +346,8 @@ def test_dead_letters_that_fit_now_become_rows_once(task: FeedTask) -> None:
     [
         (SparkFeedProgress, "begin_replay"),
         (SparkBlockWriter, "_insert_rows"),
-        (SparkBlockWriter, "_dead_letters"),
-        (SparkFeedProgress, "complete_replay"),
+        pytest.param(SparkBlockWriter, "_dead_letters", marks=pytest.mark.test_all),
+        pytest.param(SparkFeedProgress, "complete_replay", marks=pytest.mark.test_all),
     ],
 )
 def test_a_replay_that_was_killed_is_repeated_once(
@@ -392,7 +392,9 @@ def test_dead_letters_whose_records_kafka_has_deleted_stay(
     assert items(task)[-1] == [17, 1]
 
 
-@pytest.mark.parametrize("name", ["_insert_rows", "_dead_letters"])
+@pytest.mark.parametrize(
+    "name", ["_insert_rows", pytest.param("_dead_letters", marks=pytest.mark.test_all)]
+)
 def test_a_block_repeated_after_a_fix_leaves_no_old_dead_letter(
     task: FeedTask, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

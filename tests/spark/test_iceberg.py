@@ -108,6 +108,7 @@ def test_control_topic_has_avro_events_of_each_commit(make: Make) -> None:
     assert any(isinstance(one, CommitComplete) for one in events)
 
 
+@pytest.mark.test_all
 def test_events_that_were_sent_before_the_coordinator_started_are_received(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -375,6 +376,7 @@ def test_a_missing_table_is_made_by_the_first_records(make: Make) -> None:
     assert row["_headers"] == [("h", b"v")]
 
 
+@pytest.mark.test_all
 def test_metadata_of_a_new_table_is_bounded(make: Make) -> None:
     few = {"commit.manifest.min-count-to-merge": "3", "write.metadata.previous-versions-max": "2"}
     sink = make(properties=few)

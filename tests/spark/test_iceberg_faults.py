@@ -318,6 +318,7 @@ def test_a_key_can_have_another_name_in_records(make: Make) -> None:
     assert changed_rows(sink) == [{"id": 1, "v": "b"}]
 
 
+@pytest.mark.test_all
 def test_changes_of_one_key_inside_a_commit_apply_in_order(make: Make) -> None:
     sink = make(id_columns=("id",), operations=operations("op"), interval_ms=1000)
     sink.start()
@@ -450,7 +451,7 @@ def test_a_commit_that_fails_leaves_the_other_tables_alone(
     assert sink.ids("db.b") == [1, 2]
 
 
-@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("again", [True, pytest.param(False, marks=pytest.mark.test_all)])
 def test_a_table_that_is_dropped_while_rows_wait_gets_them_again(
     make: Make, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
@@ -476,6 +477,7 @@ def has(sink: IcebergSink, number: int) -> bool:
     return sink.table() is not None and number in sink.ids()
 
 
+@pytest.mark.test_all
 def test_files_of_a_dropped_table_are_left_out(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = make(names={"db.t": "", "db.u": ""})
     put(sink, *as_json(1))
@@ -516,6 +518,7 @@ def columns(sink: IcebergSink) -> list[str]:
 # --- jobs and topics
 
 
+@pytest.mark.test_all
 def test_two_jobs_write_into_one_table(
     make: Make, sink_broker: BrokerProcess, tmp_path: Path, topic: str
 ) -> None:
@@ -568,7 +571,7 @@ def test_new_partitions_of_a_topic_are_read(
     assert until_ids(sink, 1, 10, 11, 12) == []
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.test_all)])
 def test_deleting_one_topic_does_not_stop_reading_the_other_one(
     make: Make, sink_broker: BrokerProcess, topic: str, place: int
 ) -> None:
@@ -639,6 +642,7 @@ def count_calls(worker: SinkWorker) -> list[None]:
     return tries
 
 
+@pytest.mark.test_all
 def test_with_a_limit_a_server_that_is_away_ends_the_worker(make: Make) -> None:
     away = SqlServers.parse(f"127.0.0.1:{free_port()}")
     sink = make(servers=away, dead_letters_timeout_ms=1)
@@ -648,6 +652,7 @@ def test_with_a_limit_a_server_that_is_away_ends_the_worker(make: Make) -> None:
         sink.run_until(lambda: False, "the limit")
 
 
+@pytest.mark.test_all
 def test_a_locked_catalog_is_waited_for(make: Make) -> None:
     sink = make()
     put(sink, *as_json(1))

@@ -122,7 +122,7 @@ def test_each_record_is_in_the_table_once_after_a_hundred_faults(
         (["--http", "127.0.0.1:1"], "127.0.0.1:1 does not answer"),
     ],
 )
-@pytest.mark.parametrize("once", [["--once"], []])
+@pytest.mark.parametrize("once", [["--once"], pytest.param([], marks=pytest.mark.test_all)])
 def test_a_run_that_could_store_no_dead_letter_ends_at_once_with_one_sentence(
     sink_broker: BrokerProcess, tmp_path: Path, credentials: list[str], sentence: str,
     once: list[str], topic: str,

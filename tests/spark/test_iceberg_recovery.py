@@ -35,6 +35,7 @@ def has_id(sink: IcebergSink, number: int) -> bool:
 # --- delivery semantics
 
 
+@pytest.mark.test_all
 def test_zombie_worker_is_fenced(make: Make) -> None:
     """The design leaves this open; the generation of the group closes it."""
     sink = make(interval_ms=NEVER_MS)
@@ -126,7 +127,7 @@ def test_coordinator_fails_while_it_waits_for_workers(make: Make) -> None:
     assert sink.ids() == [1]
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("moment", [pytest.param("before", marks=pytest.mark.test_all), "after"])
 def test_coordinator_fails_around_the_iceberg_commit(
     make: Make, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -152,7 +153,13 @@ def test_coordinator_fails_around_the_iceberg_commit(
     assert sink.ids() == [1, 2]
 
 
-@pytest.mark.parametrize("error", [OSError("storage is away"), CommitFailedException("again")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("storage is away"),
+        pytest.param(CommitFailedException("again"), marks=pytest.mark.test_all),
+    ],
+)
 def test_coordinator_fails_to_commit_to_iceberg_and_the_next_commit_has_all(
     make: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

@@ -33,10 +33,6 @@ class Attribute(IntEnum):
     CONTROL = 0x20
 
 
-INT32_MAX: Final = 2**31 - 1
-INT64_MAX: Final = 2**63 - 1
-
-
 def base_offset(batch: bytes) -> int:
     """The first offset of a batch."""
     offset: int = _INT64.unpack_from(batch)[0]

@@ -13,12 +13,13 @@ from protocol.batches import (
     ATTRIBUTES_AT,
     BATCH_HEADER,
     BATCH_OVERHEAD,
-    INT32_MAX,
     LENGTH_END,
     Attribute,
 )
 from protocol.errors import CorruptMessage, UnsupportedForMessageFormat
 
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
 _MAGIC_AT: Final = 16
 _CRC_AT: Final = 17
 

@@ -12,15 +12,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Final
 
-from protocol.batches import (
-    INT32_MAX,
-    INT64_MAX,
-    Attribute,
-)
+from protocol.batches import Attribute
 from protocol.columns import COLUMNS, column_head
 from protocol.errors import InvalidRecord, MessageTooLarge, RecordsWithoutKey
 from protocol.varints import varuint
-from tests.reference.batches import BatchHeader
+from tests.reference.batches import INT32_MAX, INT64_MAX, BatchHeader
 from tests.reference.byte_reader import ByteReader, wrap
 from tests.reference.message_row import MessageRow
 from tests.reference.native_values import low_cardinality, nulls, numbers, strings, uuid

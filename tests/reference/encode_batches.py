@@ -13,13 +13,12 @@ from protocol.batches import (
     ATTRIBUTES_AT,
     BATCH_HEADER,
     BATCH_OVERHEAD,
-    INT32_MAX,
     LENGTH_END,
     Attribute,
 )
 from protocol.columns import READ_COLUMNS, column_head
 from protocol.varints import zigzag
-from tests.reference.batches import crc32c
+from tests.reference.batches import INT32_MAX, crc32c
 from tests.reference.byte_reader import ByteReader, wrap
 from tests.reference.message_row import MessageRow
 

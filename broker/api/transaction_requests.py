@@ -27,13 +27,13 @@ def member_of(ctx: RequestContext, topic: str, partition: int) -> Member:
     groups = ctx.broker.groups
     if topic == OFFSETS_TOPIC and ctx.version >= _BETWEEN_BROKERS:
         if isinstance(groups, GroupCoordinator) or not groups.has_slot(partition):
-            raise UnknownTopicOrPartition(f"there is no slot {partition}")
+            raise UnknownTopicOrPartition(f"The slot {partition} does not exist.")
         return offsets_member(partition)
     if topic_names.is_internal(topic):
         raise TopicAuthorizationFailed(f"Clients cannot write to the topic {topic}.")
     found = ctx.broker.topics.get(topic)
     if found is None or not 0 <= partition < found.partitions:
-        raise UnknownTopicOrPartition(f"there is no partition {partition} of {topic}")
+        raise UnknownTopicOrPartition(f"The topic {topic!r} has no partition {partition}.")
     return Member(found.name, found.topic_id, partition)
 
 

@@ -84,7 +84,7 @@ async def _write(ctx: RequestContext, marker: _Marker, topic: str, index: int) -
         )
         if topic == OFFSETS_TOPIC:
             if isinstance(ctx.broker.groups, GroupCoordinator):
-                raise UnknownTopicOrPartition("a broker that runs alone has no slots")
+                raise UnknownTopicOrPartition("A single broker has no slots.")
             await ctx.broker.groups.end_transaction(index, one, ctx.sender)
         else:
             log = ctx.broker.partitions.log_of(find_topic(ctx, topic), index)

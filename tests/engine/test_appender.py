@@ -775,7 +775,7 @@ async def test_a_producer_whose_state_cannot_be_read_fails_alone_and_can_retry(
     log = make_log()
     await append(appender, log, numbered(0, 3, PRODUCER))
     log = recovered(log)
-    scripted.failing_rows.append("GROUP BY producer_epoch")
+    scripted.failing_rows.append("GROUP BY producer_id")
     futures = [append(appender, log, numbered(3, 3, PRODUCER)), append(appender, log, plain(b"x"))]
     assert await outcomes(futures) == [KafkaStorageError, 3]
     assert await outcomes([append(appender, log, numbered(3, 3, PRODUCER))]) == [4]

@@ -31,20 +31,19 @@ from broker.log.reader import ColdReader
 from broker.log.refused import RefusedBatches
 from broker.log.row_sources import RowSources
 from broker.monitoring.families import MetricSource
-from broker.offsets_topic.offsets_topic import GroupPartitions, OffsetsTopic
+from broker.offsets_topic.offsets_topic import OffsetsTopic
 from broker.producer_ids import ProducerIds
 from broker.request_counts import FetchedCounts, RequestCounts
 from broker.response_memory import ResponseMemory
+from broker.slots.groups import SlotGroups
 from broker.stored_configs import Configs, StoredConfigs
 from broker.topics import TopicCatalog
 from broker.transaction_checks import CoordinatorCalls, TransactionChecks
 from broker.transaction_markers import MarkerWriter
 from common.logging import set_level
-from coordinator.coordinator import GroupCoordinator
 from coordinator.transactions import TransactionCoordinator
 
 if TYPE_CHECKING:
-    from broker.cluster.groups import ShardedGroups
     from broker.cluster.transactions import ShardedTransactions
 
 
@@ -69,8 +68,7 @@ class Parts:
     appender: Appending
     log_starts: LogStarts
     topics: TopicCatalog
-    groups: GroupCoordinator | ShardedGroups
-    group_partitions: GroupPartitions
+    groups: SlotGroups
     producer_ids: ProducerIds
     transactions: Transactions
     admin_store: AdminStore
@@ -95,7 +93,7 @@ class Broker:
         self.appender = parts.appender
         self.log_starts = parts.log_starts
         self.topics = parts.topics
-        self.offsets_topic = OffsetsTopic(parts.group_partitions, settings)
+        self.offsets_topic = OffsetsTopic(parts.groups, settings)
         self.partitions = LedPartitions(parts.topics, self.offsets_topic)
         self.groups = parts.groups
         self.producer_ids = parts.producer_ids

@@ -45,9 +45,9 @@ from broker.monitoring.journal import JournalMetrics
 from broker.monitoring.logs import LaneSource, LogMetrics
 from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
-from broker.offsets_topic.offsets_topic import AllGroups
 from broker.producer_ids import ProducerIds
 from broker.single_feeds import SingleFeedGroups, SingleFeedHost
+from broker.slots.groups import SlotGroups
 from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
 from broker.transaction_checks import LocalCoordinator
@@ -61,9 +61,9 @@ from broker.wiring import (
 )
 from common.clock import Clock, wall_ms
 from coordinator.coordinator import GroupCoordinator
-from coordinator.duties import SoleBroker
-from coordinator.hosted_transactions import HostedTransactions, SoleOwner
+from coordinator.hosted_transactions import HostedTransactions
 from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
+from coordinator.slots import EMBEDDED, ENDLESS, ServedSlots
 from sql.http.interface import make_app
 from storage.backup import Backups
 from storage.data_directory import refuse_unfinished
@@ -143,7 +143,9 @@ class SingleNode:
             ROW_BYTES_BY_SIZES,
         )
         self.rows = RowLane(engine, settings.lanes, uuid4(), gather_max_s=JOURNAL_GATHER_MAX_S)
-        self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())
+        self.groups = group_coordinator(settings, engine, self.rows, ENDLESS)
+        slots = ServedSlots.alone()
+        groups = SlotGroups(slots, {EMBEDDED: self.groups})
         self.topics = LocalCatalog(
             engine, settings, _TopicData(self.appender, self.groups), engine.embedded.reserve
         )
@@ -153,7 +155,7 @@ class SingleNode:
             engine,
             self.rows,
             settings.node_id,
-            SoleOwner(),
+            slots,
             LocalMarkers(markers, self.topics.logs, self.groups),
             Clock(),
         )
@@ -194,8 +196,7 @@ class SingleNode:
                 self.appender,
                 log_starts,
                 self.topics,
-                self.groups,
-                AllGroups(self.groups),
+                groups,
                 producer_ids,
                 Transactions(self.transactions, markers, LocalCoordinator(self.transactions)),
                 admin_store,
@@ -217,7 +218,7 @@ class SingleNode:
                 registry,
                 self.rows,
                 self.topics.logs,
-                SingleFeedGroups(feeding_instance(settings.node_id), self.groups),
+                SingleFeedGroups(feeding_instance(settings.node_id), groups),
                 Path(settings.data_dir),
                 schema_registry_url(settings),
             )

@@ -15,11 +15,11 @@ from broker.log.decompression import Decompressions
 from common.clock import MINUTE_MS, Clock
 from coordinator.admission import GroupLimits
 from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
-from coordinator.duties import Duties
 from coordinator.hosted_transactions import HostedTransactions
 from coordinator.membership import SharedCache
 from coordinator.offsets import CommittedOffsets
 from coordinator.pending_offsets import PendingOffsets
+from coordinator.slots import Duties
 from coordinator.transactions import FreshIds, TransactionCoordinator, TransactionLimits
 from storage.engine import Engine
 from storage.journal import JournalLimits

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 
 from broker.cluster.leases import BrokerReport, BrokerSession
-from broker.cluster.served_slots import ServedSlots
 from broker.cluster.session import SessionOver, Tenure
 from broker.cluster.shard_host import ShardHosts
 from broker.cluster.slot_logs import SlotLogs
@@ -24,6 +23,7 @@ from broker.cluster.transactions import ShardedTransactions
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
 from common.clock import DAY_MS, wall_ms
+from coordinator.slots import ServedSlots
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import EngineError
 from storage.slot_map import Slot

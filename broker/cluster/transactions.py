@@ -21,17 +21,16 @@ from kafka.protocol.producer import (
     WriteTxnMarkersResponse,
 )
 
-from broker.cluster.coordinator_hosts import CoordinatorHosts
-from broker.cluster.groups import ShardedGroups
 from broker.cluster.leadership import SlotLeadership
 from broker.cluster.peers import Peers
-from broker.cluster.served_slots import ServedSlots
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.topics import SharedCatalog
 from broker.leadership import BrokerEndpoint
+from broker.slots.groups import SlotGroups
 from broker.transaction_markers import Marker, MarkerWriter
 from common.clock import wall_ms
 from coordinator.messages import OFFSETS_TOPIC
+from coordinator.slots import ServedSlots
 from coordinator.transaction_states import Member, Producer, Transaction, offsets_member
 from coordinator.transactions import TransactionCoordinator
 from protocol.errors import (
@@ -56,17 +55,15 @@ class ShardedTransactions:
     def __init__(
         self,
         slots: ServedSlots,
-        owners: CoordinatorHosts,
         coordinators: Mapping[str, TransactionCoordinator],
     ) -> None:
         """`coordinators`: by the name of the shard that has the rows of their ids."""
         self._slots = slots
-        self._owners = owners
         self._coordinators = coordinators
 
     def coordinator_of(self, transactional_id: str) -> TransactionCoordinator:
         """Raises `NotCoordinator` and `CoordinatorLoadInProgress`."""
-        return self._coordinators[self._owners.of_id(transactional_id).name]
+        return self._coordinators[self._slots.shard_of(transactional_id)]
 
     def all(self) -> list[Transaction]:
         return [found for one in self._coordinators.values() for found in one.all()]
@@ -188,7 +185,7 @@ class MarkersHere:
     """Ends transactions in the partitions and groups of this broker."""
 
     def __init__(
-        self, writer: MarkerWriter, logs: SlotLogs, groups: ShardedGroups, topics: SharedCatalog
+        self, writer: MarkerWriter, logs: SlotLogs, groups: SlotGroups, topics: SharedCatalog
     ) -> None:
         self._writer = writer
         self._logs = logs
@@ -238,20 +235,20 @@ class MarkersOfCluster:
         self,
         node_id: int,
         here: MarkersHere,
-        owners: CoordinatorHosts,
+        slots: ServedSlots,
         leadership: SlotLeadership,
         peers: Peers,
     ) -> None:
         self._node_id = node_id
         self._here = here
-        self._owners = owners
+        self._slots = slots
         self._leadership = leadership
         self._peers = peers
 
     async def write(self, transaction: Transaction) -> None:
         """Raises `KafkaError` and `EngineError`: then some may be written."""
-        epoch = self._owners.epoch_of(transaction.transactional_id)
-        if not self._owners.may_coordinate(transaction.transactional_id):
+        epoch = self._slots.epoch_of(transaction.transactional_id)
+        if not self._slots.may_coordinate(transaction.transactional_id):
             raise NotCoordinator(f"{transaction.transactional_id!r} has moved")
         marker = Marker(
             Producer(transaction.producer_id, transaction.epoch),
@@ -259,7 +256,7 @@ class MarkersOfCluster:
             coordinator_epoch=epoch,
             raises_epoch=transaction.version >= 2,
         )
-        slots = {self._owners.slot_of(group_id) for group_id in transaction.groups}
+        slots = {self._slots.of_group(group_id) for group_id in transaction.groups}
         members = {offsets_member(slot) for slot in slots}
         for member in transaction.members:
             current = self._here.current(member, transaction.updated_ms)

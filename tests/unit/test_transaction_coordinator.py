@@ -17,7 +17,8 @@ from uuid import UUID
 import pytest
 
 from common.clock import Clock
-from coordinator.hosted_transactions import HostedTransactions, SoleOwner
+from coordinator.hosted_transactions import HostedTransactions
+from coordinator.slots import ServedSlots
 from coordinator.transaction_states import Member, Producer, Transaction
 from coordinator.transactions import TransactionCoordinator, TransactionLimits
 from protocol.errors import (
@@ -124,7 +125,7 @@ def coordinator(machine: Machine) -> TransactionCoordinator:
         cast(Engine, _Engine(machine)),
         cast(RowLane, machine),
         1,
-        SoleOwner(),
+        ServedSlots.alone(),
         machine,
         cast(Clock, machine),
     )

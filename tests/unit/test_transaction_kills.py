@@ -30,7 +30,8 @@ from broker.transaction_checks import LocalCoordinator, TransactionChecks
 from broker.transaction_markers import LocalMarkers, MarkerWriter
 from common.clock import Clock
 from coordinator.coordinator import GroupCoordinator
-from coordinator.hosted_transactions import HostedTransactions, SoleOwner
+from coordinator.hosted_transactions import HostedTransactions
+from coordinator.slots import ServedSlots
 from coordinator.transaction_states import Member, Producer, Transaction
 from coordinator.transactions import TransactionCoordinator, TransactionLimits
 from protocol.errors import (
@@ -118,7 +119,7 @@ class Life:
             MarkerWriter(self, cast(RowLanes, self)), self.logs, cast(GroupCoordinator, None)
         )
         self.hosted = HostedTransactions(
-            cast(Engine, self), cast(RowLane, self), 1, SoleOwner(), markers, clock
+            cast(Engine, self), cast(RowLane, self), 1, ServedSlots.alone(), markers, clock
         )
         limits = TransactionLimits(TIMEOUT_MS, 10, 10**12)
         self.coordinator = TransactionCoordinator(self.hosted, world, limits, clock)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from aiohttp import web
 
@@ -36,22 +36,19 @@ from broker.producer_ids import ProducerIds
 from broker.request_counts import FetchedCounts, RequestCounts
 from broker.response_memory import ResponseMemory
 from broker.slots.groups import SlotGroups
+from broker.slots.transactions import CoordinatorCalls, SlotTransactions
 from broker.stored_configs import Configs, StoredConfigs
 from broker.topics import TopicCatalog
-from broker.transaction_checks import CoordinatorCalls, TransactionChecks
+from broker.transaction_checks import TransactionChecks
 from broker.transaction_markers import MarkerWriter
 from common.logging import set_level
-from coordinator.transactions import TransactionCoordinator
-
-if TYPE_CHECKING:
-    from broker.cluster.transactions import ShardedTransactions
 
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
     """What serves transactions."""
 
-    coordinator: TransactionCoordinator | ShardedTransactions
+    coordinator: SlotTransactions
     markers: MarkerWriter
     coordinators: CoordinatorCalls
     """Those of any transactional id."""

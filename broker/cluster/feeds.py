@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 
 from broker.cluster.feed_tables import FeedTables
-from broker.cluster.peers import Peers
 from broker.cluster.remote_groups import RemoteGroups
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.table_changes import ShardTableChanges
@@ -27,6 +26,7 @@ from broker.feed_groups import FeedCoordinator
 from broker.feeds import FeedPartition, source_of
 from broker.log.partition import PartitionLog
 from broker.slots.groups import SlotGroups
+from broker.slots.peers import Peers
 from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import (
     FeedDefinition,

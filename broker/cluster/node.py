@@ -24,7 +24,6 @@ from broker.cluster.housekeeping import Housekeeping
 from broker.cluster.leadership import SlotLeadership
 from broker.cluster.leases import BrokerSession
 from broker.cluster.ownership import Ownership
-from broker.cluster.peers import Peers
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.remote_groups import RemoteGroups
 from broker.cluster.servers import hear_together, layout, migrate, registry_of, single_servers
@@ -34,12 +33,6 @@ from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry, announce, version_number
 from broker.cluster.topics import SharedCatalog, topic_watch
-from broker.cluster.transactions import (
-    CoordinatorsOfCluster,
-    MarkersHere,
-    MarkersOfCluster,
-    ShardedTransactions,
-)
 from broker.config import Settings, schema_registry_url
 from broker.feed_groups import CLIENT, feeding_instance
 from broker.feeds import TableFeeds
@@ -59,12 +52,18 @@ from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.single import cluster_id
 from broker.slots.groups import SlotGroups
+from broker.slots.peers import Peers
+from broker.slots.transactions import (
+    CoordinatorCalls,
+    MarkersEverywhere,
+    MarkersHere,
+    SlotTransactions,
+)
 from broker.stored_configs import StoredConfigs
 from broker.transaction_markers import MarkerWriter
 from broker.wiring import decompressions, transaction_coordinator
-from common.clock import Clock, wall_ms
+from common.clock import wall_ms
 from common.tasks import Periodic
-from coordinator.hosted_transactions import HostedTransactions
 from coordinator.slots import ServedSlots
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_sql import SHARD_DATABASE
@@ -130,19 +129,15 @@ class ClusterNode:
         groups = SlotGroups(served, {host.name: host.groups for host in self._hosts})
         self._peers = peers = Peers(endpoint.node_id)
         marker_writer = MarkerWriter(logs, logs)
-        here = MarkersHere(marker_writer, logs, groups, self._topics)
-        markers = MarkersOfCluster(endpoint.node_id, here, served, leadership, peers)
+        here = MarkersHere(marker_writer, groups, self._topics)
+        markers = MarkersEverywhere(endpoint.node_id, here, served, leadership, peers)
         coordinators = {
             host.name: transaction_coordinator(
-                settings,
-                HostedTransactions(
-                    host.engine, host.rows, endpoint.node_id, served, markers, Clock()
-                ),
-                producer_ids,
+                settings, host.engine, host.rows, served, markers, producer_ids
             )
             for host in self._hosts
         }
-        self._transactions = transactions = ShardedTransactions(served, coordinators)
+        self._transactions = transactions = SlotTransactions(served, coordinators)
         slots = Slots(served, self._hosts, logs, self._topics, transactions, ttl_ms / 1000)
         self._ownership = Ownership(view, session, slots)
         expiration_ms = settings.producer_id_expiration_ms
@@ -164,7 +159,7 @@ class ClusterNode:
                 Transactions(
                     transactions,
                     marker_writer,
-                    CoordinatorsOfCluster(served, transactions, leadership, peers),
+                    CoordinatorCalls(served, transactions, leadership, peers),
                 ),
                 admin_store,
                 StoredConfigs(admin_store, lambda: announce(state, stored_configs.VERSION_KEY)),

@@ -2,4 +2,7 @@
 
 A single broker serves all slots; a broker of a cluster serves those that its session owns
 (coordinator/slots.py).
+
+* groups.py, transactions.py: what handlers see, and what coordinators ask other brokers.
+* peers.py: the connections to the other brokers; a single broker has none.
 """

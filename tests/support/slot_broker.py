@@ -9,10 +9,10 @@ from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import TopicRegistry
 from broker.cluster.topics import SharedCatalog
-from broker.cluster.transactions import ShardedTransactions
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.producer_ids import ProducerIds
+from broker.slots.transactions import SlotTransactions
 from broker.wiring import decompressions
 from coordinator.slots import ServedSlots
 from storage.engine import Engine
@@ -63,7 +63,7 @@ class OneBroker:
         self.logs = SlotLogs(served, hosts, self.session, ProducerIds(self.ids))
         registry = TopicRegistry(self.topics, self.state, settings)
         self.catalog = SharedCatalog(registry, settings, self.logs, hosts)
-        transactions = ShardedTransactions(served, {})
+        transactions = SlotTransactions(served, {})
         self.slots = Slots(served, hosts, self.logs, self.catalog, transactions, 0.2)
 
     async def serve(self, epoch: int = 1) -> None:

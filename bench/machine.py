@@ -45,12 +45,7 @@ def running_broker(data_dir: Path, settings: Mapping[str, str]) -> Iterator[Brok
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process so far."""
-    return stat_seconds(Path(f"/proc/{pid}"))
-
-
-def stat_seconds(task: Path) -> float:
-    """User and system time so far, of a process or a thread by its folder in /proc."""
-    fields = (task / "stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -1,4 +1,4 @@
-"""The limits of a cluster, by arithmetic instead of simulation; and how large a cluster must be."""
+"""How large a cluster must be for a load: by arithmetic, which the simulation then checks."""
 
 from __future__ import annotations
 
@@ -54,20 +54,6 @@ def limits(
         keeper / assumed.keeper_writes_per_block * rows_per_block
         if assumed.keeper_writes_per_block
         else float("inf"),
-    )
-
-
-def on_paper(costs: Costs, assumed: Assumed, cluster: Cluster, load: Load) -> float:
-    """Records per second when producers send as fast as they are answered: the lowest limit.
-
-    Half of what is in flight on a lane is in its block, the other half waits for the next one.
-    """
-    lanes = cluster.lanes * cluster.brokers * cluster.shards
-    rows = max(load.partitions * load.in_flight // lanes // 2, 1) * load.batch_records
-    rows = min(rows, cluster.block_max_rows, cluster.block_max_bytes // load.record_bytes)
-    each = limits(costs, assumed, cluster, load, rows)
-    return min(
-        lanes * each.lane, cluster.brokers * each.loop, cluster.shards * each.shard, each.keeper
     )
 
 

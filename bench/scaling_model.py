@@ -1,4 +1,4 @@
-"""The model of `make bench-scaling`: a discrete-event simulation of record batches in a cluster.
+"""The model of bench/scaling.py: a discrete-event simulation of record batches in a cluster.
 
 A batch goes from its producer to the event loop of a broker, to a lane (group commit, one insert in
 flight), to the cores of a shard, to Keeper and the quorum, and is answered. Merges and the renewals
@@ -45,7 +45,8 @@ class Costs:
     `loop_*`: the event loop, of which a broker has one. `build`: the lane's thread and compression,
     which run beside the loop. `insert`: what an insert waits for in the engine; `after`: the work
     that is left when it is answered; `merge`: merging its rows once, later. `idle_*`: the cores
-    that leases, polls and pings of one broker use, of its loop and of each shard.
+    that leases, polls and pings of one broker use, of its loop and of each shard. `sent_per_byte`:
+    bytes on the wire for each byte of records; `stored_per_byte`: on disk.
     """
 
     loop_batch: Linear
@@ -54,7 +55,6 @@ class Costs:
     insert: Linear
     after: Linear
     merge: Linear
-    client: Linear
     sent_per_byte: float
     stored_per_byte: float
     idle_loop: float = 0.0
@@ -76,13 +76,9 @@ class Assumed:
     merges_per_row: int = 3
 
 
-ON_ONE_MACHINE = Assumed(0.0, 0.0, 0.0, 0, 0.0, 5_000.0, 1)
-"""Engines on one machine: no network, no replicas, and a short run merges about once."""
-
-
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Machines and settings. `shared_cores`: everything, also the clients, is on one machine."""
+    """Machines and settings."""
 
     shards: int = 1
     brokers: int = 1
@@ -94,7 +90,6 @@ class Cluster:
     shard_gbit_s: float = 25.0
     block_max_rows: int = 65_536
     block_max_bytes: int = 16 << 20
-    shared_cores: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +109,7 @@ class Load:
 
 LOOP, BROKER_CORES, BROKER_NETWORK = "broker: event loop", "broker: cores", "broker: network"
 SHARD_CORES, SHARD_NETWORK = "shard: cores", "shard: network"
-KEEPER, LANES, MACHINE, PRODUCERS = "Keeper", "lanes", "the one machine's cores", "producers"
+KEEPER, LANES, PRODUCERS = "Keeper", "lanes", "producers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,25 +155,12 @@ class Clock:
 
 
 class Station:
-    """Servers that run jobs in order.
+    """Servers that run jobs in order. `taken`: how many servers are occupied by other work."""
 
-    `on`: a job also needs a server there, as threads need cores. `taken`: how many servers are
-    occupied by other work.
-    """
-
-    def __init__(
-        self,
-        clock: Clock,
-        servers: int,
-        *,
-        taken: float = 0.0,
-        speed: float = 1.0,
-        on: Station | None = None,
-    ) -> None:
+    def __init__(self, clock: Clock, servers: int, taken: float = 0.0) -> None:
         self._clock = clock
         self._servers = servers
-        self._speed = speed * max(1 - taken / servers, 1e-3)
-        self._on = on
+        self._speed = max(1 - taken / servers, 1e-3)
         self._running = 0
         self._waiting: deque[tuple[float, Callable[[], None]]] = deque()
         self._busy = 0.0
@@ -199,11 +181,7 @@ class Station:
             work, then = self._waiting.popleft()
             self.busy()
             self._running += 1
-            end = partial(self._end, then)
-            if self._on is None:
-                self._clock.after(work / self._speed, end)
-            else:
-                self._on.submit(work / self._speed, end)
+            self._clock.after(work / self._speed, partial(self._end, then))
 
     def _end(self, then: Callable[[], None]) -> None:
         self.busy()
@@ -220,18 +198,16 @@ class _Batch:
 
 class _Broker:
     def __init__(self, model: _Model) -> None:
-        cluster, clock = model.cluster, model.clock
-        self.loop = Station(clock, 1, taken=model.costs.idle_loop, on=model.machine)
-        cores = max(cluster.broker_cores - 1, 1)
-        self.cores = Station(clock, cores, on=model.machine)
-        self.network = Station(clock, 1)
+        self.loop = Station(model.clock, 1, model.costs.idle_loop)
+        self.cores = Station(model.clock, max(model.cluster.broker_cores - 1, 1))
+        self.network = Station(model.clock, 1)
 
 
 class _Shard:
     def __init__(self, model: _Model) -> None:
         self._model = model
         taken = model.costs.idle_shard * model.cluster.brokers
-        self.cores = Station(model.clock, model.cluster.shard_cores, taken=taken, on=model.machine)
+        self.cores = Station(model.clock, model.cluster.shard_cores, taken)
         self.network = Station(model.clock, 1)
 
     def insert(self, rows: int, sent_bytes: float, then: Callable[[], None]) -> None:
@@ -328,15 +304,10 @@ class _Model:
         self.cluster = cluster
         self.load = load
         self.clock = Clock()
-        shared = cluster.shared_cores
-        self.machine: Station | None = None
-        if shared is not None:
-            cores = max(round(shared), 1)
-            self.machine = Station(self.clock, cores, speed=shared / cores)
         self.brokers = [_Broker(self) for _ in range(cluster.brokers)]
         self.shards = [_Shard(self) for _ in range(cluster.shards)]
         idle = costs.idle_keeper_per_s * cluster.brokers / assumed.keeper_writes_per_s
-        self.keeper = Station(self.clock, 1, taken=idle)
+        self.keeper = Station(self.clock, 1, idle)
         self.lanes = [
             _Lane(self, broker, shard)
             for _ in range(cluster.lanes)
@@ -390,24 +361,15 @@ class _Model:
         load = self.load
         lane = self.lanes[partition % len(self.lanes)]
         broker = self.brokers[partition // len(self.shards) % len(self.brokers)]
-        size = load.batch_records * load.record_bytes
-
-        def made() -> None:
-            bits = size * 8 / (self.cluster.broker_gbit_s * 1e9)
-            self.clock.after(bits + self.assumed.round_trip, came)
-
-        def came() -> None:
-            work = self.costs.loop_batch.of(load.batch_records, load.record_bytes)
-            broker.loop.submit(work, partial(lane.append, batch))
-
-        if self.machine is None:
-            made()
-        else:
-            self.machine.submit(self.costs.client.of(load.batch_records, load.record_bytes), made)
+        bits = load.batch_records * load.record_bytes * 8
+        travels = bits / (self.cluster.broker_gbit_s * 1e9) + self.assumed.round_trip
+        work = self.costs.loop_batch.of(load.batch_records, load.record_bytes)
+        read = partial(broker.loop.submit, work, partial(lane.append, batch))
+        self.clock.after(travels, read)
 
     def _busy(self) -> dict[str, float]:
         """The busiest resource of each kind: at two moments nearly always the same one."""
-        found = {
+        return {
             LOOP: max(broker.loop.busy() for broker in self.brokers),
             BROKER_CORES: max(broker.cores.busy() for broker in self.brokers),
             BROKER_NETWORK: max(broker.network.busy() for broker in self.brokers),
@@ -416,9 +378,6 @@ class _Model:
             KEEPER: self.keeper.busy(),
             LANES: max(lane.busy() for lane in self.lanes),
         }
-        if self.machine is not None:
-            found[MACHINE] = self.machine.busy()
-        return found
 
 
 def _nothing() -> None:

@@ -509,7 +509,9 @@ def _response(request: Request[Api], finished: asyncio.Future[Finished], peer: s
             peer, request.api.key.name, request.header.api_version,
             extra=counted(request.api.key.name),
         )  # fmt: skip
-        return _error_response(request, UnknownServerError("see the broker's log"))
+        return _error_response(
+            request, UnknownServerError("The request failed; see the broker's log.")
+        )
 
 
 def _error_response(request: Request[Api], error: KafkaError) -> ApiMessage:

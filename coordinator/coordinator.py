@@ -337,4 +337,4 @@ class GroupCoordinator:
 
 def _check_group_id(group_id: str) -> None:
     if not group_id:
-        raise InvalidGroupId("a group id is needed")
+        raise InvalidGroupId("The request has no group id.")

@@ -114,7 +114,7 @@ class TransactionCoordinator:
     ) -> Producer:
         """InitProducerId: a new instance of the producer. What the one before began is aborted."""
         if not transactional_id:
-            raise InvalidRequest("a transactional id must not be empty")
+            raise InvalidRequest("A transactional id must not be empty.")
         if not 0 < timeout_ms <= self._limits.max_timeout_ms:
             raise InvalidTransactionTimeout(
                 f"transaction.timeout.ms must be from 1 to {self._limits.max_timeout_ms}"
@@ -226,14 +226,16 @@ class TransactionCoordinator:
     def _known(self, transactional_id: str) -> HostedTransaction:
         hosted = self.hosted.get(transactional_id)
         if hosted is None:
-            raise InvalidProducerIdMapping(f"there is no transactional id {transactional_id!r}")
+            raise InvalidProducerIdMapping(
+                f"The transactional id {transactional_id!r} does not exist."
+            )
         return hosted
 
     async def _next_id(self) -> int:
         try:
             return await self._producer_ids.next()
         except EngineError as error:
-            raise CoordinatorNotAvailable(f"no producer id can be reserved: {error}") from error
+            raise CoordinatorNotAvailable(f"Cannot reserve a producer id: {error}") from error
 
     # Time
 

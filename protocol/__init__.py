@@ -5,8 +5,9 @@
   _request_head.pyx, decoder.py, versions.py and, for what is sent most, _produce_request.pyx,
   _produce_response.pyx, fetch_frame.py and offset_commit_body.py; errors.py: Kafka's error codes,
   with a class for each; messages/: messages that kafka-python does not have.
-* Record batches: batches.py (headers), compression.py, columns.py (the columns of `messages`),
-  decode_batches.py (batches to columns), encode_batches.py (and back), varints.py. What runs are
-  _batches.pyx, _decode_batches.pyx and _encode_batches.pyx, the same in Cython.
+* Record batches: batches.py and _batches.pyx (headers), compression.py, columns.py (the columns of
+  `messages`), _decode_batches.pyx (batches to columns), _encode_batches.pyx (and back),
+  packed_blocks.py and _packed_blocks.pyx (rows in fewer bytes, for the journal), varints.py.
+  tests/reference/ has these .pyx files in readable Python.
 * consumer_protocol.py: what consumers tell each other through their group's coordinator.
 """

@@ -1,9 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: initializedcheck=False, nonecheck=False, embedsignature=True
-"""The headers of record batches and their CRC: the version of `batches.py` that the broker runs.
+"""The headers of record batches and their CRC.
 
-`batches.py` says what each function means; the tests compare the two byte for byte. The input
-is untrusted: every read is checked against the end of what was received.
+_batches.pyi says what each function means. tests/reference/batches.py is the same in readable
+Python; tests compare the two byte for byte.
+
+What must hold: the input is untrusted. Every read is checked against the end of what was received.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -160,7 +162,7 @@ def crc32c(data, *, bint hardware=True):
 
 @dataclass(frozen=True)
 cdef class BatchHeader:
-    """The fixed part of one record batch: see `protocol.batches.BatchHeader`."""
+    """The fixed part of one record batch: see _batches.pyi."""
 
     @property
     def codec(self):
@@ -188,7 +190,7 @@ cdef class BatchHeader:
 
 
 def parse_headers(records, Py_ssize_t start=0, end=None):
-    """The headers of concatenated batches: see `protocol.batches.parse_headers`."""
+    """The headers of concatenated batches: see _batches.pyi."""
     cdef Py_buffer view
     cdef const uint8_t *p
     cdef Py_ssize_t at = start
@@ -259,7 +261,7 @@ cdef int _check_bounds(BatchHeader header, Py_ssize_t size) except -1:
 
 
 def check_crc(records, BatchHeader header not None):
-    """CorruptMessage unless the batch's CRC is right: see `protocol.batches.check_crc`."""
+    """CorruptMessage unless the batch's CRC is right: see _batches.pyi."""
     cdef Py_buffer view
     cdef uint32_t crc
     cdef const uint8_t *p
@@ -287,7 +289,7 @@ def stamp_batch(
     int32_t leader_epoch,
     log_append_time_ms,
 ):
-    """A copy of the batch as the log keeps it: see `protocol.batches.stamp_batch`."""
+    """A copy of the batch as the log keeps it: see _batches.pyi."""
     cdef Py_buffer view
     cdef uint8_t *p
     cdef size_t n

@@ -1,14 +1,18 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: initializedcheck=False, nonecheck=False, embedsignature=True
-"""Record batches to a block of columns: the version of `decode_batches.py` that the broker runs.
+"""Record batches to a block of columns.
 
-`decode_batches.py` says what each function means; the tests compare the two byte for byte. This one
-reads each record once, in C and without the GIL, and copies its fields from the batch into the
-columns.
+_decode_batches.pyi says what each function means. tests/reference/decode_batches.py is the same in
+readable Python; tests compare the two byte for byte. This module reads each record once, in C and
+without the GIL, and copies its fields from the batch into the columns.
 
 What must hold: the input is untrusted. Every read is checked against the end of what was received;
 whatever a count claims, no allocation is larger than a small multiple of the bytes received; after
-an error a builder is exactly as it was before.
+an error a builder is exactly as it was before. A record that becomes a row and a record again
+(_encode_batches.pyx) is the same, bit for bit.
+
+Formats: record batch v2 (https://kafka.apache.org/documentation/#recordbatch, KIP-98) and
+ClickHouse's Native (https://clickhouse.com/docs/interfaces/formats/Native).
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -230,7 +234,7 @@ cdef _check_keys(const uint8_t *nulls, int64_t count):
 
 
 cdef class RecordLengths:
-    """Checks lengths during decompression: see `protocol.decode_batches.RecordLengths`."""
+    """Checks lengths during decompression: see _decode_batches.pyi."""
 
     cdef int64_t _count
     cdef int64_t _max_bytes
@@ -274,7 +278,7 @@ cdef bint _has_spare = False
 
 
 cdef class BlockBuilder:
-    """Gathers batches into one block for `messages`: see `protocol.decode_batches.BlockBuilder`."""
+    """Gathers batches into one block for `messages`: see _decode_batches.pyi."""
 
     COLUMNS = COLUMNS
 

@@ -1,9 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: initializedcheck=False, nonecheck=False, embedsignature=True
-"""Blocks of columns to record batches: the version of `encode_batches.py` that the broker runs.
+"""Blocks of columns to record batches.
 
-`encode_batches.py` says what each function means; the tests compare the two byte for byte. This one
-reads each row once, in C and without the GIL, and copies its fields from the columns into a batch.
+_encode_batches.pyi says what each function means. tests/reference/encode_batches.py is the same in
+readable Python; tests compare the two byte for byte. This module reads each row once, in C and
+without the GIL, and copies its fields from the columns into a batch.
+
+Formats: ClickHouse's Native (https://clickhouse.com/docs/interfaces/formats/Native) and record
+batch v2 (https://kafka.apache.org/documentation/#recordbatch, KIP-98).
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -465,7 +469,7 @@ cdef BlockFault _encode(Encoder *e, const uint8_t *base, const uint8_t *end) noe
 
 @dataclass(frozen=True)
 cdef class EncodedBatch:
-    """One record batch made from rows: see `protocol.encode_batches.EncodedBatch`."""
+    """One record batch made from rows: see _encode_batches.pyi."""
 
     cdef readonly int64_t base_offset
     cdef readonly int64_t last_offset
@@ -490,7 +494,7 @@ cdef _raise_block_fault(BlockFault fault, Encoder *e, block):
 
 
 def encode_batches(block not None, int64_t max_batch_bytes):
-    """Uncompressed batches from Native blocks of rows: see `protocol.encode_batches.encode_batches`."""
+    """Uncompressed batches from Native blocks of rows: see _encode_batches.pyi."""
     cdef Encoder e
     cdef Py_buffer view
     cdef const uint8_t *base

@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: initializedcheck=False, nonecheck=False, embedsignature=True
-"""Packed blocks, and writing Native ones: the version of `packed_blocks.py` that the broker runs.
+"""Packed blocks, and writing Native ones.
 
-`packed_blocks.py` says what each function means; the tests compare the two byte for byte.
+`packed_blocks.py` has the format, _packed_blocks.pyi says what each function means.
+tests/reference/packed_blocks.py is the same in readable Python; tests compare the two byte for byte.
 
 What must hold: every size and count in a packed block is checked against its end before anything is
 read or allocated; what they make is a small multiple of their bytes. Values of columns are copied
@@ -47,6 +48,7 @@ cdef enum:
 
 
 assert sizeof(Run) == packed_blocks.RUN.size and FORMAT == packed_blocks.FORMAT
+assert 8 * HEAD_NUMBERS == packed_blocks.HEAD.size
 
 
 # --- writing a Native block ---
@@ -521,7 +523,7 @@ cdef _Joined _joined(blocks):
 
 
 def join_packed(blocks):
-    """One Native block with the rows of all: see `protocol.packed_blocks.join_packed`."""
+    """One Native block with the rows of all: see _packed_blocks.pyi."""
     cdef _Joined joined = _joined(blocks)
     cdef size_t size = joined.size()
     cdef bytes block = PyBytes_FromStringAndSize(NULL, size)

@@ -1,4 +1,4 @@
-"""The columns of the table `messages`: which ones the log writes and reads, and one row of them.
+"""The columns of the table `messages`: which ones the log writes and reads.
 
 In ClickHouse's Native format (https://clickhouse.com/docs/interfaces/formats/Native) a block is its
 number of columns and of rows, then each column: its name, its type, its values.
@@ -6,10 +6,10 @@ number of columns and of rows, then each column: its name, its type, its values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
-from protocol.varints import length_prefixed
+from protocol.varints import length_prefixed, varuint
 
 COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("topic", "LowCardinality(String)"),
@@ -42,25 +42,16 @@ READ_COLUMNS: Final[tuple[tuple[str, str], ...]] = tuple(
 )
 """Name and type of each column that `encode_batches` reads, in order."""
 
+ROW_BYTES: Final = 71
+"""A row of a block has about so many bytes besides its key, value and headers."""
+
 
 def column_head(name: str, type_: str) -> bytes:
     """The head of a column in a block: its name and its type, before its values."""
     return length_prefixed(name.encode()) + length_prefixed(type_.encode())
 
 
-@dataclass(frozen=True, slots=True)
-class MessageRow:
-    """One row of `messages`, without the columns that say which partition it belongs to."""
-
-    offset: int
-    timestamp_ms: int
-    timestamp_type: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[bytes, bytes | None], ...]
-    producer_id: int
-    producer_epoch: int
-    sequence: int
-    transactional: bool
-    control: bool
-    leader_epoch: int
+def block_without_rows(columns: Sequence[tuple[str, str]]) -> bytes:
+    """A block that has columns with these names and types, and no rows."""
+    heads = (column_head(name, type_) for name, type_ in columns)
+    return b"".join((varuint(len(columns)), varuint(0), *heads))

@@ -14,11 +14,10 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pyarrow as pa
 
-from common.clock import wall_ms
 from coordinator.feeds.blocks import (
     Counted,
     FeedState,
@@ -35,10 +34,12 @@ from coordinator.feeds.blocks import (
     taken_over,
     tried_again,
 )
+from coordinator.feeds.progress import history_row, state_key
 from coordinator.feeds.tables import WINDOW
 from coordinator.feeds.writer import FeedSource
 from spark_jobs.job import JobFailure
 from spark_jobs.sql_client import SqlDenied, SqlFailure, SqlRefused, SqlServers
+from sql.queries import query
 from storage.engine import EngineError, Parameter, Row
 from storage.registry import KeeperRegistry, Versioned
 
@@ -57,26 +58,15 @@ _MERGE_TREE = (
     " value String, time DateTime64(6, 'UTC') DEFAULT now64(6)) ENGINE = MergeTree"
     f" ORDER BY (key, version) SETTINGS non_replicated_deduplication_window = {WINDOW}"
 )
-_NAMES = ("table_feed_blocks", "dead_letter_versions", "dead_letters")
-_TABLES = (
-    "CREATE TABLE IF NOT EXISTS table_feed_blocks (feed String, feed_id UUID,"
-    " topic LowCardinality(String), topic_id UUID, partition Int32, version UInt64, epoch UInt64,"
-    " feeder String, phase LowCardinality(String), first_offset Int64, end_offset Int64,"
-    " attempt UInt32, rows UInt64, dead_letters UInt64, reference_offset Int64, total_rows UInt64,"
-    " total_dead_letters UInt64, time DateTime64(3, 'UTC')) ENGINE = ReplacingMergeTree(time)"
-    " PARTITION BY toMonday(time) ORDER BY (feed_id, topic_id, partition, version)"
-    " TTL toDateTime(time) + INTERVAL 90 DAY",
-    "CREATE TABLE IF NOT EXISTS dead_letter_versions (feed String, feed_id UUID,"
-    " topic LowCardinality(String), topic_id UUID, partition Int32, offset Int64, error String,"
-    " time DateTime64(3, 'UTC'), replayed Bool) ENGINE = ReplacingMergeTree(time)"
-    " ORDER BY (feed_id, topic_id, partition, offset)",
-    "CREATE OR REPLACE VIEW dead_letters AS SELECT feed, topic, partition, offset, error, time,"
-    f" topic_id, feed_id FROM {DATABASE}.dead_letter_versions FINAL WHERE NOT replayed"
-    " ORDER BY feed, topic, partition, offset",
-)
+_TABLES = {
+    "table_feed_blocks": "spark_feed_blocks",
+    "dead_letter_versions": "spark_dead_letter_versions",
+    "dead_letters": "spark_dead_letters",
+}
+"""Each with the file of sql/queries that makes it. tests/unit/test_queries.py compares them with a
+broker's."""
 # The first of a version has won it; a second one is only there if its token was forgotten.
 _NEWEST = f"FROM {_REGISTRY} WHERE key = {{key:String}} ORDER BY version DESC, time, writer LIMIT 1"
-_NO_BLOCK = -1
 
 
 class FeedRegistry(Protocol):
@@ -219,15 +209,15 @@ def open_dead_letters(servers: SqlServers) -> SqlServers:
     here, elsewhere = replace(servers, database=DATABASE), replace(servers, database=None)
     try:
         elsewhere.execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
-        for statement in _TABLES:
-            here.execute(statement)
+        for name in _TABLES.values():
+            here.execute(query(name, database=DATABASE))
     except SqlDenied:
         [[count]] = elsewhere.rows(
             "SELECT toInt64(count()) FROM system.tables WHERE database = {d:String}"
             " AND has({names:Array(String)}, name)",
-            {"d": DATABASE, "names": list(_NAMES)},
+            {"d": DATABASE, "names": list(_TABLES)},
         )
-        if count < len(_NAMES):
+        if count < len(_TABLES):
             raise
     return here
 
@@ -286,7 +276,7 @@ def next_offsets(
         return {}
     found = {}
     for topic, partition in places:
-        stored = registry.get(_state_key(feed_id.value, topics[topic], partition))
+        stored = registry.get(state_key(feed_id.value, topics[topic], partition))
         if stored is not None:
             state = state_from_text(stored.value)
             before = state.offsets if state.phase is Phase.BEFORE else None
@@ -306,10 +296,6 @@ def dead_letters_of(servers: SqlServers, name: str, topics: Mapping[str, str]) -
 
 def _id_key(name: str) -> str:
     return f"feed/{name}"
-
-
-def _state_key(feed_id: str, topic_id: str, partition: int) -> str:
-    return f"feed/{feed_id}/{topic_id}/{partition}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,7 +336,7 @@ class SparkFeedProgress:
         self._feed = feed
         self._feeder = feeder
         self._source = source
-        self._key = _state_key(feed[1], str(source.topic_id), source.partition)
+        self._key = state_key(feed[1], source.topic_id, source.partition)
         self._stored: Versioned | None = None
 
     @property
@@ -435,19 +421,10 @@ class SparkFeedProgress:
     def _note(self) -> None:
         """Write the state into the history; a version that is there already is replaced."""
         assert self._stored is not None, "not open"
-        state, block = self.state, self.state.offsets
         name, feed_id = self._feed
-        row = {
-            "feed": name, "feed_id": feed_id, "topic": self._source.topic,
-            "topic_id": str(self._source.topic_id), "partition": self._source.partition,
-            "version": self._stored.version, "epoch": state.epoch, "feeder": state.feeder,
-            "phase": state.phase.value, "first_offset": block.first if block else _NO_BLOCK,
-            "end_offset": block.end if block else state.next_offset, "attempt": state.attempt,
-            "rows": state.counted.rows, "dead_letters": state.counted.dead_letters,
-            "reference_offset": state.reference, "total_rows": state.total.rows,
-            "total_dead_letters": state.total.dead_letters,
-        }  # fmt: skip
-        moment = pa.array([wall_ms()], pa.timestamp("ms", "UTC"))
+        row = history_row(name, UUID(feed_id), self._source, self._stored)
+        row |= {"feed_id": feed_id, "topic_id": str(self._source.topic_id)}
+        moment = pa.array([row.pop("time")], pa.timestamp("ms", "UTC"))
         self._servers.insert(
             "table_feed_blocks", pa.Table.from_pylist([row]).append_column("time", moment), None
         )

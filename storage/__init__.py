@@ -16,9 +16,8 @@
 * backup.py and restore.py: a copy of a data directory, by ClickHouse's BACKUP and RESTORE;
   backup_files.py: the files of one.
 * Rows: blocks.py and parameters.py (Python values to ClickHouse), native_types.py (how a column's
-  type lays out its values), native_stream.py (blocks in a stream), merge_blocks.py (many blocks as
-  one; what runs is _merge_blocks.pyx, the same in Cython), row_lane.py (group commit for the small
-  tables).
+  type lays out its values), native_stream.py (blocks in a stream), _merge_blocks.pyx (many blocks
+  as one), row_lane.py (group commit for the small tables).
 * registry.py: keys changed by compare-and-set; registry_values.py, slot_map.py: what they hold.
 * Migrations: schema.py (embedded), cluster_schema.py and cluster_sql.py (servers), schema_files.py
   (the files of sql/schema/).

@@ -1,14 +1,24 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 # cython: initializedcheck=False, nonecheck=False, embedsignature=True
-"""Many small Native blocks as one: the version of `merge_blocks.py` that the broker runs.
+"""Many small Native blocks as one.
 
-`merge_blocks.py` says what each function means; the tests compare the two byte for byte. This one
-turns the types of a table's columns into a flat list of streams: values of one kind that follow
-each other. It finds the slice of each stream in each block, and then copies slice after slice to
-the end of its stream in the merged block.
+ClickHouse spends 110 to 125 us on each block of an INSERT, however small (measured): 4,000 blocks
+of 15 rows cost 0.45 s of CPU, their 60,000 rows in one block 0.036 s.
+
+_merge_blocks.pyi says what each function means. tests/reference/merge_blocks.py is the same in
+readable Python; tests compare the two byte for byte. This module turns the types of a table's
+columns into a flat list of streams: values of one kind that follow each other. It finds the slice
+of each stream in each block, and then copies slice after slice to the end of its stream in the
+merged block.
 
 What must hold: the input is untrusted. Every read is checked against the end of the block. Memory
-and time grow with the bytes received, never with what a count claims.
+and time grow with the bytes received, never with what a count claims. Values are copied and never
+decoded. Only the ends of arrays, which count from the start of a block, and the keys and indexes of
+LowCardinality change.
+
+Format: https://clickhouse.com/docs/interfaces/formats/Native, as a server writes and reads it
+without client revision: the number of columns and of rows, then each column: its name, its type,
+and its values if there are rows.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -805,7 +815,7 @@ cdef _write_to(uint8_t *p, size_t size, merge):
 
 
 def merge_blocks(blocks):
-    """One block with the rows of all `blocks`: see `storage.merge_blocks.merge_blocks`."""
+    """One block with the rows of all `blocks`: see _merge_blocks.pyi."""
     cdef bytes block
     cdef size_t size
     merge = _merge_of(blocks)
@@ -834,7 +844,24 @@ def merge_blocks_into(blocks, room):
 
 
 def block_rows(bytes block not None):
-    """How many rows a block has: see `storage.merge_blocks.block_rows`."""
+    """How many rows a block has: see _merge_blocks.pyi."""
     cdef uint64_t rows = 0
     _plan_of(block, &rows)
     return rows
+
+
+def block_columns(bytes block not None):
+    """Name and type of each column: see _merge_blocks.pyi."""
+    cdef uint64_t rows = 0
+    return [_column_in(head) for head in _plan_of(block, &rows).heads]
+
+
+cdef tuple _column_in(bytes head):
+    cdef const uint8_t *start = <const uint8_t *>PyBytes_AS_STRING(head)
+    cdef const uint8_t *p = start
+    cdef uint64_t size = 0
+    read_varuint(&p, start + len(head), &size)
+    name = head[p - start : p - start + size]
+    p += size
+    read_varuint(&p, start + len(head), &size)
+    return name.decode(errors="replace"), head[p - start :].decode()

@@ -18,12 +18,12 @@ from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 
 from common.counted_lines import counted
-from storage._merge_blocks import merge_blocks
+from protocol.columns import block_without_rows
+from storage._merge_blocks import block_columns, merge_blocks
 from storage.engine import EngineError
 from storage.journal import JournaledEngine
 from storage.journal_found import LOG_KEY
 from storage.journal_statements import ALL, LOG_TABLE
-from storage.merge_blocks import BlockColumns, block_columns
 from storage.native_types import UnmergeableBlock
 from storage.shards import SYNCED_TABLES
 
@@ -33,8 +33,6 @@ TABLES = frozenset(SYNCED_TABLES)
 """The tables of which brokers send blocks. A row of theirs may be there twice after a crash, unless
 it is of the log: see storage/journal.py."""
 _CHECK_IN_THREAD_BYTES = 256 << 10
-_LEARN_MAX_BYTES = 1 << 20
-"""The columns of a larger block are not read: that is Python, and the block costs less directly."""
 _SHAPES_MAX = 1000
 # What may differ between the type of a block and that of its table: each value of one is a value of
 # the other.
@@ -140,14 +138,15 @@ class BlockIntake:
 
     async def _learn(self, table: str, columns: str, block: bytes, changes: int) -> bool:
         """Whether the table has the columns of this block, which are remembered then."""
-        if len(block) > _LEARN_MAX_BYTES or len(self._shapes) >= _SHAPES_MAX:
+        if len(self._shapes) >= _SHAPES_MAX:
             return False
         try:
             found = await asyncio.to_thread(block_columns, block)
         except UnmergeableBlock:
             return False
-        shape = self._shapes.get((table, columns), found.empty_block)
-        if shape != found.empty_block or not await self._has_columns(table, columns, found):
+        empty_block = block_without_rows(found)
+        shape = self._shapes.get((table, columns), empty_block)
+        if shape != empty_block or not await self._has_columns(table, columns, found):
             return False
         if changes != self._changes:  # what was read may be of before, or of the midst
             return False
@@ -155,7 +154,7 @@ class BlockIntake:
         self._checked.add((table, columns))
         return True
 
-    async def _has_columns(self, table: str, columns: str, found: BlockColumns) -> bool:
+    async def _has_columns(self, table: str, columns: str, found: list[tuple[str, str]]) -> bool:
         """Whether the table has the columns of a block, and nothing that may refuse their rows."""
         embedded = self._journal.embedded
         place = {"database": embedded.database, "table": table}
@@ -174,12 +173,10 @@ class BlockIntake:
         types = {str(name): str(kind) for name, kind in rows}
         return (
             plain == [[1]]
-            and (table != LOG_TABLE or {name for name, _ in found.columns}.issuperset(LOG_KEY))
-            and columns.split(", ") == [name for name, _ in found.columns]
-            and len(dict(found.columns)) == len(found.columns)
-            and all(
-                name in types and _bare(kind) == _bare(types[name]) for name, kind in found.columns
-            )
+            and (table != LOG_TABLE or {name for name, _ in found}.issuperset(LOG_KEY))
+            and columns.split(", ") == [name for name, _ in found]
+            and len(dict(found)) == len(found)
+            and all(name in types and _bare(kind) == _bare(types[name]) for name, kind in found)
         )
 
 

@@ -16,9 +16,13 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from storage.engine import Engine, EngineError, Parameter, Row
+
+LOOK_ANYWAY_S: Final = 30.0
+"""Readers that wait for a new version of what is in the registry read it again after this long all
+the same: a broker may have died between a change and the new version."""
 
 
 @dataclass(frozen=True, slots=True)

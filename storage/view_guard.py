@@ -25,6 +25,7 @@ from functools import partial
 from typing import TypeVar
 
 from common.counted_lines import counted
+from sql.queries import query
 from storage.log_views import (
     PARTITION_KEY,
     Handle,
@@ -52,11 +53,11 @@ class UnknownView(Exception):
 class ViewGuard:
     """Wraps the inserts into the table `messages` of a database. Methods block their thread."""
 
-    def __init__(self, database: str, query: Query) -> None:
+    def __init__(self, database: str, run: Query) -> None:
         self._table = f"{database}.messages"
         self._database = database
-        self._query = query
-        self._sql = ViewStatements(database, query)
+        self._run = run
+        self._sql = ViewStatements(database, run)
         self._doubts = ViewDoubts(self._sql)
         self._lock = threading.Lock()
         """Held while rows go into the table."""
@@ -78,7 +79,7 @@ class ViewGuard:
             if views and self._since is None:
                 self._since = now
             if statement != self._inserted:  # its token is known, but views would be filled again
-                self._query(handle, statement, "Null", {})
+                self._run(handle, statement, "Null", {})
                 self._inserted = statement
             if self._since is not None:
                 self._look(handle, views)
@@ -92,8 +93,7 @@ class ViewGuard:
         """The views that the next insert fills, and the engine's time."""
         (row,) = self._sql.rows(
             handle,
-            "SELECT dependencies_database, dependencies_table, toString(now64(6, 'UTC'))"
-            " FROM system.tables WHERE database = {database:String} AND name = 'messages'",
+            query("views_of_log"),
             {"database": self._database},
         )
         databases, names, now = row
@@ -117,10 +117,7 @@ class ViewGuard:
         self._sql.run(handle, "SYSTEM FLUSH LOGS query_views_log")
         rows = self._sql.rows(
             handle,
-            "SELECT view_name, any(exception) FROM system.query_views_log"
-            " WHERE event_time_microseconds >= {since:DateTime64(6, 'UTC')}"
-            " AND event_date >= toDate({since:DateTime64(6, 'UTC')}) - 1"
-            " AND startsWith(status::String, 'Exception') GROUP BY view_name",
+            query("views_not_filled"),
             {"since": self._since or ""},
         )
         by_name = {str(view): view for view in views}
@@ -149,26 +146,15 @@ class ViewGuard:
         """Note the state of a view that exists."""
         self._sql.run(
             handle,
-            f"INSERT INTO {self._database}.failed_view_versions"
-            " (database, view, definition, query, target, state, error)"
-            " SELECT database, name, create_table_query, as_select,"
-            " concat('.inner_id.', toString(uuid)), {state:String}, {error:String}"
-            " FROM system.tables WHERE database = {database:String} AND name = {view:String}",
+            query("store_failed_view", database=self._database),
             {**view.parameters(), "state": state, "error": error},
         )
 
     def _note_missed(self, handle: Handle, view: View, path: str) -> None:
         """Store the first offset of each partition that the view did not get, and stop the view."""
-        offsets = f"{self._database}.failed_view_offsets"
         self._sql.run(
             handle,
-            f"INSERT INTO {offsets} (database, view, topic, topic_id, partition, first_offset)"
-            " SELECT {database:String}, {view:String}, topic, topic_id, partition, min(offset)"
-            " FROM file({path:String}, 'Native',"
-            " 'topic String, topic_id UUID, partition Int32, offset Int64')"
-            f" WHERE (topic_id, partition) NOT IN (SELECT topic_id, partition FROM {offsets} FINAL"
-            " WHERE database = {database:String} AND view = {view:String})"
-            " GROUP BY topic, topic_id, partition SETTINGS input_format_skip_unknown_fields = 1",
+            query("store_missed_block", database=self._database),
             {**view.parameters(), "path": path},
         )
         self._finish_stop(handle, view)
@@ -298,13 +284,13 @@ class ViewGuard:
     def _fill(self, handle: Handle, view: View, ranges: Sequence[LogRange]) -> int:
         """Fill the view with the rows of these ranges. Their number."""
         wanted = condition(ranges)
-        definition, query, inner = self._definition(handle, view)
+        definition, select, inner = self._definition(handle, view)
         settings = f"SETTINGS additional_table_filters = {{'{self._table}': '{wanted}'}}"
-        self._sql.run(handle, f"SELECT * FROM ({query}) {settings}")  # whether it fails again
-        described = self._sql.rows(handle, f"DESCRIBE ({query})")
+        self._sql.run(handle, f"SELECT * FROM ({select}) {settings}")  # whether it fails again
+        described = self._sql.rows(handle, f"DESCRIBE ({select})")
         columns = ", ".join(quoted(row[0]) for row in described)
         into = target_of(definition) or View(view.database, inner).quoted
-        self._sql.run(handle, f"INSERT INTO {into} ({columns}) SELECT * FROM ({query}) {settings}")
+        self._sql.run(handle, f"INSERT INTO {into} ({columns}) SELECT * FROM ({select}) {settings}")
         rows = self._sql.rows(handle, f"SELECT count() FROM {self._table} WHERE {wanted}")
         return int(rows[0][0])
 
@@ -316,8 +302,8 @@ class ViewGuard:
             else "SELECT create_table_query, as_select, concat('.inner_id.', toString(uuid))"
             " FROM system.tables WHERE database = {database:String} AND name = {view:String}"
         )
-        ((definition, query, inner),) = self._sql.rows(handle, statement, view.parameters())
-        return definition, query, inner
+        ((definition, select, inner),) = self._sql.rows(handle, statement, view.parameters())
+        return definition, select, inner
 
     def _store_offsets(
         self,
@@ -328,21 +314,12 @@ class ViewGuard:
         replace: bool = False,
     ) -> None:
         """Store from which offset on the view lacks a partition; `replace`: what is stored."""
-        table = f"{self._database}.failed_view_offsets"
-        known = (
-            f"(SELECT topic_id, partition FROM {table} FINAL"
-            " WHERE database = {database:String} AND view = {view:String})"
-        )
         self._sql.run(
             handle,
-            f"INSERT INTO {table} (database, view, topic, topic_id, partition, first_offset)"
-            " SELECT {database:String}, {view:String}, one.1, toUUID(one.2) AS id,"
-            " toInt32(one.3) AS number, min(toInt64(one.4))"
-            " FROM (SELECT arrayJoin(arrayZip({topics:Array(String)},"
-            " {ids:Array(String)}, {partitions:Array(String)}, {firsts:Array(String)})) AS one)"
-            f" WHERE {replace:d} OR (id, number) NOT IN {known} GROUP BY one.1, id, number",
+            query("store_missed_offsets", database=self._database),
             {
                 **view.parameters(),
+                "replace": int(replace),
                 "topics": [one.topic for one, _ in firsts],
                 "ids": [one.topic_id for one, _ in firsts],
                 "partitions": [str(one.partition) for one, _ in firsts],
@@ -354,13 +331,7 @@ class ViewGuard:
         """What there is in the table now that the view does not have."""
         rows = self._sql.rows(
             handle,
-            f"SELECT m.topic, toString(topic_id), partition, {PARTITION_KEY} AS key,"
-            " any(first_offset), max(m.offset) + 1"
-            f" FROM {self._table} AS m INNER JOIN"
-            f" (SELECT topic_id, partition, first_offset FROM {self._database}.failed_view_offsets"
-            " FINAL WHERE database = {database:String} AND view = {view:String}) AS f"
-            " USING (topic_id, partition)"
-            " WHERE m.offset >= first_offset GROUP BY m.topic, topic_id, partition",
+            query("missed_ranges", database=self._database, partition_key=PARTITION_KEY),
             view.parameters(),
         )
         return [LogRange(*row) for row in rows]

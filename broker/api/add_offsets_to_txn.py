@@ -25,7 +25,7 @@ async def add_offsets_to_txn(
     error_code = 0
     try:
         if not request.group_id:
-            raise InvalidGroupId("a group id is needed")
+            raise InvalidGroupId("The request has no group id.")
         coordinator = ctx.broker.transactions.coordinator_of(request.transactional_id)
         await coordinator.add(request.transactional_id, producer, groups=(request.group_id,))
     except KafkaError as error:

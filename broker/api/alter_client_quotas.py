@@ -82,7 +82,9 @@ async def _check_address(entity: Mapping[str, str | None]) -> None:
     try:
         await asyncio.get_running_loop().getaddrinfo(host, None)
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"{host!r} is no IP address, and no host with one: {error}") from error
+        raise InvalidRequest(
+            f"{host!r} is not an IP address and does not resolve to one: {error}"
+        ) from error
 
 
 API = Api(

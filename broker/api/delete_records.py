@@ -70,7 +70,7 @@ async def _delete(
 ) -> _PartitionResult:
     try:
         if times[name, index] > 1:
-            raise InvalidRequest("the request names a partition more than once")
+            raise InvalidRequest("The request names a partition more than once.")
         partition = _find(ctx, name, index)
         await _raise_log_start(ctx, partition, offset)
     except KafkaError as error:
@@ -86,7 +86,9 @@ def _find(ctx: RequestContext, name: str, index: int) -> PartitionLog:
     topic = find_topic(ctx, name)
     partition = ctx.broker.partitions.log_of(topic, index)
     if "delete" not in topic.config.cleanup_policy:
-        raise PolicyViolation(f"{partition} is compacted: its records are not deleted by offset")
+        raise PolicyViolation(
+            f"{partition} is compacted, so its records cannot be deleted by offset."
+        )
     return partition
 
 
@@ -96,13 +98,11 @@ async def _raise_log_start(ctx: RequestContext, partition: PartitionLog, offset:
     if offset == _HIGH_WATERMARK:
         offset = partition.high_watermark
     if not 0 <= offset <= partition.high_watermark:
-        raise OffsetOutOfRange(f"{partition} ends at {partition.high_watermark}")
+        raise OffsetOutOfRange(f"{partition} ends at offset {partition.high_watermark}.")
     try:
         await ctx.broker.log_starts.raise_to(partition, offset)
     except EngineError as error:
-        raise KafkaStorageError(
-            f"the log start of {partition} cannot be stored: {error}"
-        ) from error
+        raise KafkaStorageError(f"Cannot store the log start of {partition}: {error}") from error
     if partition.closed is not None:
         raise partition.closed
 

@@ -45,7 +45,7 @@ async def describe_groups(
         room -= _size(group)
         if room < 0 and described:
             error = CoordinatorLoadInProgress(
-                "the answer is full: repeat the request for this group"
+                "The response is full: repeat the request for this group."
             )
             described.append(_failed(group_id, "", error))
             continue

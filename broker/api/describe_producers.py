@@ -51,7 +51,7 @@ async def _described(ctx: RequestContext, topic: str, index: int) -> _Partition:
         producers = await _producers(ctx, log)
     except (KafkaError, EngineError) as error:
         if isinstance(error, EngineError):
-            error = KafkaStorageError(f"{topic}-{index} cannot be read: {error}")
+            error = KafkaStorageError(f"Cannot read {topic}-{index}: {error}")
         return _Partition(
             partition_index=index,
             error_code=error.code,

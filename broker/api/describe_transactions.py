@@ -30,10 +30,12 @@ async def describe_transactions(
 def _described(ctx: RequestContext, transactional_id: str) -> _State:
     try:
         if not transactional_id:
-            raise InvalidRequest("a transactional id must not be empty")
+            raise InvalidRequest("A transactional id must not be empty.")
         found = ctx.broker.transactions.coordinator_of(transactional_id).get(transactional_id)
         if found is None:
-            raise TransactionalIdNotFound(f"there is no transactional id {transactional_id!r}")
+            raise TransactionalIdNotFound(
+                f"The transactional id {transactional_id!r} does not exist."
+            )
     except KafkaError as error:
         return _State(
             error_code=error.code,

@@ -189,7 +189,7 @@ class _Collector:
                 )
             except EngineError as error:
                 self._forget(reading)
-                reading.error = KafkaStorageError(f"{reading.partition} cannot be read: {error}")
+                reading.error = KafkaStorageError(f"Cannot read {reading.partition}: {error}")
 
     def _is_behind(self, reading: _Reading) -> bool:
         """Whether nothing was read from a partition that has records by now."""
@@ -318,7 +318,7 @@ class _Collector:
             _check_range(reading.partition, wanted)
             return self._stable(reading.partition, found)
         except EngineError as error:
-            reading.error = KafkaStorageError(f"{reading.partition} cannot be read: {error}")
+            reading.error = KafkaStorageError(f"Cannot read {reading.partition}: {error}")
         except OffsetOutOfRange as error:
             reading.error = error
         return []
@@ -364,7 +364,7 @@ class _Collector:
 def _check_range(partition: PartitionLog, wanted: Wanted) -> None:
     if not partition.first_fetchable <= wanted.fetch_offset <= partition.high_watermark:
         raise OffsetOutOfRange(
-            f"{partition} has offsets {partition.log_start_offset} to {partition.high_watermark}"
+            f"{partition} has offsets {partition.log_start_offset} to {partition.high_watermark}."
         )
 
 
@@ -378,9 +378,9 @@ def _diverging(partition: PartitionLog, wanted: Wanted) -> EpochEnd | None:
         return None
     end = partition.epochs.end_of(epoch, partition.high_watermark)
     if end == NO_END:
-        raise OffsetOutOfRange(f"{partition} has no leader epoch {epoch}")
+        raise OffsetOutOfRange(f"{partition} has no leader epoch {epoch}.")
     if wanted.fetch_offset < partition.first_fetchable:
-        raise OffsetOutOfRange(f"{partition} starts at {partition.log_start_offset}")
+        raise OffsetOutOfRange(f"{partition} starts at offset {partition.log_start_offset}.")
     return end if end.epoch < epoch or end.offset < wanted.fetch_offset else None
 
 

@@ -54,7 +54,7 @@ async def _fresh_id(ctx: RequestContext) -> int:
     try:
         found: int = await ctx.broker.producer_ids.next()
     except EngineError as error:
-        raise KafkaStorageError(f"no producer id can be reserved: {error}") from error
+        raise KafkaStorageError(f"Cannot reserve a producer id: {error}") from error
     return found
 
 

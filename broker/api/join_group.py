@@ -27,7 +27,7 @@ from protocol.errors import InvalidRequest, KafkaError
 async def join_group(ctx: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:
     try:
         if len((request.group_instance_id or "").encode()) > NAME_MAX_BYTES:
-            raise InvalidRequest("the group instance id is too long")
+            raise InvalidRequest("The group instance id is too long.")
         coordinator = ctx.broker.groups.coordinator_of(request.group_id)
         answer = await coordinator.join(request.group_id, _join_request(ctx, request))
     except KafkaError as error:

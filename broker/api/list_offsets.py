@@ -103,7 +103,7 @@ async def _list_partition(
 ) -> _OffsetsPartition:
     try:
         if times_asked > 1:
-            raise InvalidRequest("the request names a partition more than once")
+            raise InvalidRequest("The request names a partition more than once.")
         partition = find_partition(ctx, name, asked.partition_index, asked.current_leader_epoch)
         found, code = await _find(ctx, partition, asked.timestamp, isolation_level), 0
     except KafkaError as error:
@@ -117,7 +117,7 @@ async def _find(
     ctx: RequestContext, partition: PartitionLog, timestamp: int, isolation_level: int
 ) -> _FoundOffset:
     if ctx.version < _SINCE_VERSION.get(timestamp, 0):
-        raise UnsupportedVersion(f"timestamp {timestamp} needs a newer version of ListOffsets")
+        raise UnsupportedVersion(f"Timestamp {timestamp} needs a newer version of ListOffsets.")
     if timestamp == _LATEST:
         end = partition.last_stable_offset if isolation_level else partition.high_watermark
         return _FoundOffset(-1, end, partition.leader_epoch)
@@ -156,7 +156,7 @@ async def _ask(
         for engine in ctx.broker.row_sources.engines(partition):
             found += [_FoundOffset(*row) for row in await engine.rows(text, params)]
     except EngineError as error:
-        raise KafkaStorageError(f"{partition} cannot be read: {error}") from error
+        raise KafkaStorageError(f"Cannot read {partition}: {error}") from error
     return best(found) if found else _NOT_FOUND
 
 

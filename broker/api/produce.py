@@ -207,7 +207,7 @@ class _PartitionAppend:
         ctx, acks = self._appends.ctx, request.acks
         try:
             if acks not in _ACKS:
-                raise InvalidRequiredAcks(f"acks must be -1, 0 or 1, not {acks}")
+                raise InvalidRequiredAcks(f"acks must be -1, 0 or 1, not {acks}.")
             self._partition = partition = log or self._find_log(find_topic(ctx, key), data)
             self._header = header = _check_batch(data, partition.topic, ctx.header.api_version)
             may_begin = (
@@ -228,7 +228,7 @@ class _PartitionAppend:
     ) -> asyncio.Task[object] | None:
         """The question to the coordinator, if this batch may begin a transaction here."""
         if transactional_id is None:
-            raise InvalidTxnState("a batch of a transaction needs a transactional id")
+            raise InvalidTxnState("A batch of a transaction needs a transactional id.")
         if self._partition.transactions.has_open(header.producer_id, header.producer_epoch):
             return None
         ctx = self._appends.ctx
@@ -238,7 +238,7 @@ class _PartitionAppend:
 
     def _append_if_allowed(self, append: PendingAppend, asked: asyncio.Task[object]) -> None:
         if asked.cancelled():
-            append.answer(NotLeaderOrFollower("the broker is shutting down"))
+            append.answer(NotLeaderOrFollower("The broker is shutting down."))
             return
         error = asked.exception()
         if error is None:
@@ -248,7 +248,7 @@ class _PartitionAppend:
             append.answer(error)
         else:
             log.error("a transaction cannot be checked: a bug", exc_info=error, extra=counted())
-            append.answer(UnknownServerError("see the broker's log"))
+            append.answer(UnknownServerError("The request failed; see the broker's log."))
 
     def _find_log(self, topic: Topic, data: ProducePartition) -> PartitionLog:
         ctx = self._appends.ctx
@@ -288,27 +288,27 @@ def _check_batch(data: ProducePartition, topic: Topic, api_version: int) -> Batc
     try:
         headers = parse_headers(data.frame, data.start, data.end)
     except UnsupportedForMessageFormat as error:
-        raise InvalidRecord(f"only record batches of format v2 are accepted: {error}") from error
+        raise InvalidRecord(f"Only record batches of format v2 are accepted: {error}") from error
     if len(headers) != 1:
         raise InvalidRecord(
-            f"a request has exactly one record batch per partition, not {len(headers)}"
+            f"A request must have one record batch per partition, not {len(headers)}."
         )
     header = headers[0]
     size = header.end - header.start
     if size > topic.config.max_message_bytes:
         raise MessageTooLarge(
-            f"the record batch has {size} bytes; {topic.name} accepts "
-            f"{topic.config.max_message_bytes} (max.message.bytes)"
+            f"The record batch has {size} bytes; {topic.name} accepts "
+            f"{topic.config.max_message_bytes} (max.message.bytes)."
         )
     check_crc(data.frame, header)
     if header.codec == _ZSTD and api_version < _ZSTD_SINCE:
-        raise UnsupportedCompressionType("zstd needs Produce version 7 or newer")
+        raise UnsupportedCompressionType("The codec zstd needs Produce version 7 or newer.")
     if header.control:
-        raise InvalidRecord("only the broker writes control batches")
+        raise InvalidRecord("Only the broker may write control batches.")
     if header.transactional and header.producer_id < 0:
-        raise InvalidRecord("a batch of a transaction needs a producer id")
+        raise InvalidRecord("A batch of a transaction needs a producer id.")
     if header.producer_id >= 0 and (header.base_sequence < 0 or header.producer_epoch < 0):
-        raise InvalidRecord("an idempotent batch needs a sequence and an epoch of 0 or more")
+        raise InvalidRecord("An idempotent batch needs a sequence and an epoch of 0 or more.")
     _check_timestamps(header, topic)
     return header
 
@@ -318,23 +318,23 @@ def _check_timestamps(header: BatchHeader, topic: Topic) -> None:
     if topic.config.message_timestamp_type == "LogAppendTime":
         return
     if header.timestamp_type:
-        raise InvalidTimestamp("only the broker may set the timestamp type LogAppendTime")
+        raise InvalidTimestamp("Only the broker may set the timestamp type LogAppendTime.")
     now_ms = wall_ms()
     if (
         header.max_timestamp != _NO_TIMESTAMP
         and header.max_timestamp - now_ms > topic.config.timestamp_after_max_ms
     ):
         raise InvalidTimestamp(
-            f"timestamp {header.max_timestamp} is further in the future than "
-            f"message.timestamp.after.max.ms={topic.config.timestamp_after_max_ms} allows"
+            f"Timestamp {header.max_timestamp} is further in the future than "
+            f"message.timestamp.after.max.ms={topic.config.timestamp_after_max_ms} allows."
         )
     if (
         header.base_timestamp != _NO_TIMESTAMP
         and min(now_ms - header.base_timestamp, _INT64_MAX) > topic.config.timestamp_before_max_ms
     ):
         raise InvalidTimestamp(
-            f"timestamp {header.base_timestamp} is further in the past than "
-            f"message.timestamp.before.max.ms={topic.config.timestamp_before_max_ms} allows"
+            f"Timestamp {header.base_timestamp} is further in the past than "
+            f"message.timestamp.before.max.ms={topic.config.timestamp_before_max_ms} allows."
         )
 
 

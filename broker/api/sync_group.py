@@ -27,7 +27,7 @@ from protocol.errors import (
 async def sync_group(ctx: RequestContext, request: SyncGroupRequest) -> SyncGroupResponse:
     named = request.protocol_type is not None and request.protocol_name is not None
     if ctx.version >= 5 and not named:
-        raise InconsistentGroupProtocol("protocol type and name are missing")
+        raise InconsistentGroupProtocol("The request has no protocol type or no protocol name.")
     asked = SyncRequest(
         member_id=request.member_id,
         group_instance_id=request.group_instance_id,

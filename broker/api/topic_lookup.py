@@ -94,5 +94,5 @@ def check_leader_epoch(partition: PartitionLog, current_leader_epoch: int) -> No
     if current_leader_epoch == -1 or current_leader_epoch == partition.leader_epoch:
         return
     if current_leader_epoch < partition.leader_epoch:
-        raise FencedLeaderEpoch(f"the leader epoch of {partition} is {partition.leader_epoch}")
-    raise UnknownLeaderEpoch(f"the leader epoch of {partition} is {partition.leader_epoch}")
+        raise FencedLeaderEpoch(f"The leader epoch of {partition} is {partition.leader_epoch}.")
+    raise UnknownLeaderEpoch(f"The leader epoch of {partition} is {partition.leader_epoch}.")

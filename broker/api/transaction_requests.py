@@ -30,7 +30,7 @@ def member_of(ctx: RequestContext, topic: str, partition: int) -> Member:
         raise TopicAuthorizationFailed(f"Clients cannot write to the topic {topic}.")
     found = ctx.broker.topics.get(topic)
     if found is None or not 0 <= partition < found.partitions:
-        raise UnknownTopicOrPartition(f"there is no partition {partition} of {topic}")
+        raise UnknownTopicOrPartition(f"The topic {topic!r} has no partition {partition}.")
     return Member(found.name, found.topic_id, partition)
 
 

@@ -122,7 +122,7 @@ async def _commit(
     ctx: RequestContext, request: TxnOffsetCommitRequest, commits: list[OffsetCommit]
 ) -> None:
     if not request.group_id:
-        raise InvalidGroupId("a group id is needed")
+        raise InvalidGroupId("The request has no group id.")
     producer = Producer(request.producer_id, request.producer_epoch)
     is_member = ctx.version >= _MEMBER_SINCE
     committer = Committer(

@@ -28,7 +28,9 @@ async def update_features(
     updates = request.feature_updates
     for one in updates:
         if ctx.version >= 1 and one.upgrade_type not in _KINDS:
-            raise InvalidUpdateVersion(f"{one.feature}: there is no change {one.upgrade_type}.")
+            raise InvalidUpdateVersion(
+                f"The upgrade type {one.upgrade_type} of {one.feature} does not exist."
+            )
     problems = [_problem(one.feature, one.max_version_level) for one in updates]
     if any(problems):
         raise InvalidUpdateVersion(" ".join(filter(None, problems)))

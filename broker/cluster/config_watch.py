@@ -8,12 +8,11 @@ from collections.abc import Awaitable, Callable
 
 from common.tasks import Outage, Periodic
 from storage.engine import EngineError
+from storage.registry import LOOK_ANYWAY_S
 
 log = logging.getLogger(__name__)
 
 _WATCH_EVERY_S = 0.25
-_LOOK_ANYWAY_S = 30.0
-"""If a broker dies between a change and the new version, others see the change after this long."""
 
 
 class ConfigWatch:
@@ -32,7 +31,7 @@ class ConfigWatch:
 
     async def _look(self) -> None:
         latest, now_s = self._latest(), time.monotonic()
-        if latest == self._seen and now_s - self._looked_s < _LOOK_ANYWAY_S:
+        if latest == self._seen and now_s - self._looked_s < LOOK_ANYWAY_S:
             return
         try:
             await self._load()

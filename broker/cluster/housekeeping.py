@@ -34,6 +34,7 @@ from common.counted_lines import counted
 from common.tasks import Periodic
 from sql.queries import query
 from storage.engine import EngineError
+from storage.registry import LOOK_ANYWAY_S
 from storage.slot_map import SlotMap
 
 log = logging.getLogger(__name__)
@@ -41,8 +42,6 @@ log = logging.getLogger(__name__)
 _EVERY_S = 5.0
 _PROMISES_LATE_MS = 5_000
 """Brokers promise with each renewal of their session which append_times they use no more."""
-_LOOK_ANYWAY_S = 30.0
-"""The topics of a shard, and which were deleted, are read so often although nothing has changed."""
 _ABSENT_FOR_S = 60.0
 """A topic that the registry does not have is deleted on a shard after this long."""
 
@@ -120,7 +119,7 @@ class Housekeeping:
         self._sweep_every_s = sweep_every_ms / 1000
         self._swept_s = dict.fromkeys(self._sweeps, time.monotonic())
         self._mirrored: dict[str, tuple[int, float]] = {}
-        self._deleted_read_s = -_LOOK_ANYWAY_S
+        self._deleted_read_s = -LOOK_ANYWAY_S
         self._told: dict[str, int] = {}
         self._absent_since_s: dict[UUID, float] = {}
         self.periodic = Periodic("housekeeping", _EVERY_S, self.round)
@@ -162,7 +161,7 @@ class Housekeeping:
 
     def _is_mirrored(self, host: ShardHost) -> bool:
         version, at_s = self._mirrored.get(host.name, (-1, 0.0))
-        return version == self._catalog.version and time.monotonic() - at_s < _LOOK_ANYWAY_S
+        return version == self._catalog.version and time.monotonic() - at_s < LOOK_ANYWAY_S
 
     async def _mirror_topics(self, host: ShardHost) -> None:
         version = self._catalog.version
@@ -196,7 +195,7 @@ class Housekeeping:
 
     def _may_find_deleted(self) -> bool:
         waited_s = time.monotonic() - self._deleted_read_s
-        return waited_s >= _LOOK_ANYWAY_S or self._catalog.has_deleted()
+        return waited_s >= LOOK_ANYWAY_S or self._catalog.has_deleted()
 
     async def _remove_deleted(self) -> None:
         self._deleted_read_s = time.monotonic()

@@ -25,13 +25,11 @@ from common.counted_lines import counted
 from common.tasks import Outage, Periodic
 from protocol.errors import KafkaError, KafkaStorageError, TopicAlreadyExists
 from storage.engine import Engine, EngineError
-from storage.registry import Versioned
+from storage.registry import LOOK_ANYWAY_S, Versioned
 
 log = logging.getLogger(__name__)
 
 _WATCH_EVERY_S = 0.25
-_LOOK_ANYWAY_S = 30.0
-"""If a broker dies between a change and the new version, others see the change after this long."""
 _LOOK_LIMIT_S = 1.0
 _LOOK_EVERY_S = 0.02
 _CHANGE_TOPICS = 250
@@ -140,7 +138,7 @@ class SharedCatalog(TopicCatalog):
     def is_behind(self, version: int) -> bool:
         """Whether there is something to read if the topics have this version now."""
         # With a lower version, the server that answered is behind.
-        due = time.monotonic() - self._looked_s > _LOOK_ANYWAY_S
+        due = time.monotonic() - self._looked_s > LOOK_ANYWAY_S
         return version > self._looked_at or due or self._unopened
 
     async def _look(self) -> None:

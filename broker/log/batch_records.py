@@ -12,8 +12,8 @@ from typing import Final
 from protocol._batches import BatchHeader
 from protocol._decode_batches import RecordLengths
 from protocol.batches import BATCH_OVERHEAD
+from protocol.columns import ROW_BYTES
 from protocol.compression import Decompression
-from protocol.decode_batches import ROW_BYTES
 from protocol.errors import MessageTooLarge
 
 _INLINE_RATIO: Final = 32

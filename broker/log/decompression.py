@@ -214,7 +214,9 @@ class Decompressions:
                 batch.append.decompressed = type(error)(*error.args)
             else:
                 log.error("a record batch cannot be decompressed", exc_info=error, extra=counted())
-                batch.append.decompressed = UnknownServerError("see the broker's log")
+                batch.append.decompressed = UnknownServerError(
+                    "The request failed; see the broker's log."
+                )
         if not isinstance(batch.append.decompressed, bytes):
             self._set_room(batch, 0)
         batch.is_finished = True

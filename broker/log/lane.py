@@ -103,7 +103,7 @@ class Lane:
     def enqueue(self, append: PendingAppend) -> None:
         """Queue one checked batch: see `Appender.append`."""
         if self._closing.is_set():
-            append.answer(NotLeaderOrFollower("the broker is shutting down"))
+            append.answer(NotLeaderOrFollower("The broker is shutting down."))
         elif self.has_ended:
             append.answer(NotLeaderOrFollower("this broker is not the leader any more"))
         elif self._away:

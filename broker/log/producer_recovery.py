@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from broker.log.partition import PartitionLog
-from broker.log.partition_sql import log_parameters
+from broker.log.partition_sql import IS_PARTITION, log_parameters
 from broker.log.producer_states import ProducerRange
 from broker.log.producers import BATCHES_KEPT, SEQUENCES, ProducerEntry, recovered_range
 from protocol._batches import BatchHeader
@@ -21,6 +21,8 @@ _CHECKPOINT = (
     "SELECT count(), max(forgot_producers) FROM partition_checkpoints"
     " WHERE topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
 )
+
+_OF_PRODUCER = f"{IS_PARTITION} AND producer_id = {{producer_id:Int64}}"
 
 
 def may_have_rows(partition: PartitionLog, header: BatchHeader) -> bool:
@@ -75,15 +77,18 @@ async def stored_producer(
 async def _stored_producer(
     partition: PartitionLog, producer_id: int, engines: Collection[Engine]
 ) -> ProducerEntry | None:
-    parameters = log_parameters(partition) | {"producer_id": producer_id, "kept": BATCHES_KEPT}
-    names = ["producer_batches"]
+    parameters = log_parameters(partition) | {
+        "producer_id": producer_id,
+        "kept": BATCHES_KEPT,
+        "rows": 2 * BATCHES_KEPT,  # so many of batches, and of markers
+    }
+    texts = [query("producer_ranges", condition=_OF_PRODUCER)]
     if partition.has_deleted:
-        names.append("stored_producer_state")
+        texts.append(query("stored_producer_state"))
     found: list[ProducerRange] = []
     for engine in engines:
-        for name in names:
-            rows = await engine.rows(query(name), parameters)
-            found += (ProducerRange(producer_id, *row) for row in rows)
+        for text in texts:
+            found += (ProducerRange(*row) for row in await engine.rows(text, parameters))
     return _recovered_entry(_merged(found)) if found else None
 
 

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from broker.log.mutations import MUTATION_SETTINGS, is_changing
 from broker.log.partition import PartitionLog
-from broker.log.partition_sql import IS_IN_RANGE, IS_PARTITION, log_parameters
+from broker.log.partition_sql import IS_IN_RANGE, log_parameters
 from broker.log.producers import BATCHES_KEPT, SEQUENCES
 from broker.log.row_sources import RowLanes, RowSources
 from common.clock import HOUR_MS
@@ -52,10 +52,15 @@ _PORTIONS_READ = 8
 _NO_MARKER = -1
 
 _OLDER_ROW = (
-    f"SELECT 1 FROM messages WHERE {IS_PARTITION} AND offset >= {{first:Int64}}"
-    " AND offset < {end:Int64} AND producer_id >= 0"
+    f"SELECT 1 FROM messages WHERE {IS_IN_RANGE} AND producer_id >= 0"
     " AND append_time < fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC') LIMIT 1"
 )
+
+_OLDER_ROWS = (
+    f"{IS_IN_RANGE} AND producer_id >= {{producer_id:Int64}}"
+    " AND append_time >= fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
+)
+"""`producer_id`: the lowest that is wanted."""
 
 
 class ProducerRange(NamedTuple):
@@ -111,7 +116,7 @@ class ProducerStates:
             "kept": BATCHES_KEPT,
             "rows": at_once,
         }
-        text = query("producers_of_range", is_in_range=IS_IN_RANGE)
+        text = query("producer_ranges", condition=_OLDER_ROWS)
         for engine in self._row_sources.engines(log):
             if not log.has_forgotten and await engine.rows(_OLDER_ROW, parameters):
                 log.has_forgotten = True

@@ -38,7 +38,7 @@ class SlotGroups:
     def check_partition(self, number: int) -> None:
         """Raises `UnknownTopicOrPartition` unless `__consumer_offsets` has this partition."""
         if not 0 <= number < self.partitions:
-            raise UnknownTopicOrPartition(f"{OFFSETS_TOPIC} has no partition {number}")
+            raise UnknownTopicOrPartition(f"{OFFSETS_TOPIC} has no partition {number}.")
 
     async def end_transaction(
         self, slot: int, marker: Marker, sender: Sender | None = None

@@ -13,6 +13,7 @@ from enum import Enum
 from itertools import chain
 
 from coordinator.feeds.routing import ANY_TABLE, TABLE_NAME, Route, route_from_text
+from sql.queries import query
 from storage.engine import Engine, Parameter, Row
 
 BLOCK_COLUMN = "_block"
@@ -176,16 +177,6 @@ def split_name(name: str) -> tuple[str, str]:
     return database, table
 
 
-_READ = """
-SELECT
-    name, toString(feed_id), version, database, table, topics, format,
-    mapKeys(paths), mapValues(paths), start, interval_ms, stop_on_error, status,
-    toUnixTimestamp64Milli(replay_asked_at), mapKeys(options), mapValues(options)
-FROM table_feed_versions FINAL
-ORDER BY name
-"""
-
-
 async def read_definitions(engine: Engine) -> tuple[list[FeedDefinition], list[str]]:
     """All feeds that are not dropped, and what is wrong with those that cannot work.
 
@@ -199,7 +190,7 @@ async def stored_definitions(engine: Engine) -> list[Row]:
 
     Raises `EngineError`.
     """
-    return await engine.rows(_READ)
+    return await engine.rows(query("feed_definitions"))
 
 
 def newest_definitions(
@@ -232,9 +223,7 @@ def with_dropped(stored: Iterable[Sequence[Row]]) -> tuple[list[FeedDefinition],
 def paused_statement(feed: FeedDefinition) -> tuple[str, dict[str, Parameter]]:
     """Writes a version of the definition that says so, where this version is stored."""
     return (
-        "INSERT INTO table_feed_versions SELECT * REPLACE (version + 1 AS version,"
-        " 'paused' AS status, now64(3) AS changed_at) FROM (SELECT * FROM table_feed_versions"
-        " FINAL WHERE feed_id = {feed_id:UUID} AND version = {version:UInt64})",
+        query("pause_feed"),
         {"feed_id": feed.feed_id, "version": feed.version},
     )
 
@@ -243,13 +232,7 @@ def storing_statement(feed: FeedDefinition) -> tuple[str, dict[str, Parameter]]:
     """Writes a definition. `feed.table` is not used: its name says which table it fills."""
     database, table = split_name(feed.name)
     return (
-        "INSERT INTO table_feed_versions (name, version, feed_id, database, table, topics, format,"
-        " paths, start, interval_ms, stop_on_error, options, status, replay_asked_at)"
-        " SELECT {name:String}, {version:UInt64}, {feed_id:UUID}, {database:String},"
-        " {table:String}, {topics:Array(String)}, {format:String}, {paths:Map(String, String)},"
-        " {start:String}, {interval_ms:UInt32}, {stop_on_error:Bool},"
-        " {options:Map(String, String)}, {status:String},"
-        " fromUnixTimestamp64Milli({replay_asked_ms:Int64})",
+        query("store_feed"),
         {
             "name": feed.name,
             "version": feed.version,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 from common.clock import wall_ms
@@ -55,13 +56,40 @@ class Fenced(Exception):
     """Another feeder has taken over this partition."""
 
 
-def _key(feed_id: str, source: FeedSource) -> str:
-    return f"feed/{feed_id}/{source.topic_id}/{source.partition}"
+def state_key(feed_id: str, topic_id: UUID | str, partition: int) -> str:
+    """The key of a state in the registry."""
+    return f"feed/{feed_id}/{topic_id}/{partition}"
+
+
+def history_row(name: str, feed_id: UUID, source: FeedSource, stored: Versioned) -> dict[str, Any]:
+    """The row of `table_feed_blocks` that tells this state of the registry."""
+    state = state_from_text(stored.value)
+    block = state.offsets
+    return {
+        "feed": name,
+        "feed_id": feed_id,
+        "topic": source.topic,
+        "topic_id": source.topic_id,
+        "partition": source.partition,
+        "version": stored.version,
+        "epoch": state.epoch,
+        "feeder": state.feeder,
+        "phase": state.phase.value,
+        "first_offset": block.first if block else _NO_BLOCK,
+        "end_offset": block.end if block else state.next_offset,
+        "attempt": state.attempt,
+        "rows": state.counted.rows,
+        "dead_letters": state.counted.dead_letters,
+        "reference_offset": state.reference,
+        "total_rows": state.total.rows,
+        "total_dead_letters": state.total.dead_letters,
+        "time": wall_ms(),
+    }
 
 
 async def first_offset(registry: Registry, feed_id: str, source: FeedSource) -> int | None:
     """Where a feed has begun in a partition; None if it has not. Raises `EngineError`."""
-    stored = await registry.get(_key(feed_id, source))
+    stored = await registry.get(state_key(feed_id, source.topic_id, source.partition))
     return None if stored is None else state_from_text(stored.value).reference
 
 
@@ -84,7 +112,7 @@ class FeedProgress:
         self._feed = feed
         self._source = source
         self._feeder = feeder
-        self.key = _key(feed.feed_id, source)
+        self.key = state_key(feed.feed_id, source.topic_id, source.partition)
         self._stored: Versioned | None = None
 
     @property
@@ -143,14 +171,7 @@ class FeedProgress:
     async def _note(self) -> None:
         """Write the state into the history; a version that is there already is replaced."""
         assert self._stored is not None, "not open"
-        state = self.state
-        block = state.offsets
-        row = (
-            self._feed.name, UUID(self._feed.feed_id), self._source.topic, self._source.topic_id,
-            self._source.partition, self._stored.version, state.epoch, state.feeder,
-            state.phase.value, block.first if block else _NO_BLOCK,
-            block.end if block else state.next_offset, state.attempt, state.counted.rows,
-            state.counted.dead_letters, state.reference, state.total.rows,
-            state.total.dead_letters, wall_ms(),
-        )  # fmt: skip
-        await self._rows.store(TableRows(FEED_BLOCKS, [row]))
+        feed_id = UUID(self._feed.feed_id)
+        row = history_row(self._feed.name, feed_id, self._source, self._stored)
+        values = tuple(row[name] for name, _ in FEED_BLOCKS.columns)
+        await self._rows.store(TableRows(FEED_BLOCKS, [values]))

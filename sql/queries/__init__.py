@@ -2,8 +2,9 @@
 
 A file begins with a comment that says what the query answers and lists its parameters, which are
 bound by ClickHouse: `{name:Type}`. Table names that depend on where the tables are (a shard or the
-whole cluster) are placeholders: `${database}`. So is a condition that several queries share,
-`${is_in_range}` (broker/log/partition_sql.py). Values that a client sent are never placeholders.
+whole cluster) are placeholders: `${database}`. So is a condition that several queries share
+(broker/log/partition_sql.py), or that differs among those who ask: `${condition}`. Values that a
+client sent are never placeholders.
 """
 
 from __future__ import annotations

@@ -49,10 +49,16 @@ def answer(server: BrokerProcess, request: bytes, source: str = "127.0.0.1") -> 
 
 
 @pytest.fixture(scope="module")
-def narrow(run_server: RunServer) -> Iterator[BrokerProcess]:
-    """A broker with few places for connections."""
+def narrow_server(run_server: RunServer) -> Iterator[BrokerProcess]:
     with run_server(http_max_connections=str(OPEN)) as process:
         yield process
+
+
+@pytest.fixture
+def narrow(narrow_server: BrokerProcess) -> BrokerProcess:
+    """A broker with few places for connections, where no query of an earlier test runs."""
+    until(lambda: not running(narrow_server), "the queries of the test before have ended")
+    return narrow_server
 
 
 @pytest.fixture

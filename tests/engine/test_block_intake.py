@@ -18,13 +18,13 @@ from coordinator.tables import GROUPS, HEARTBEATS, MEMBERS, OFFSETS
 from protocol._decode_batches import BlockBuilder
 from protocol.columns import COLUMN_LIST
 from storage import block_intake
+from storage._merge_blocks import block_columns
 from storage.block_intake import BlockIntake
 from storage.blocks import DATETIME64_MS, INT32, INT64, STRING, Table, Type, block
 from storage.embedded import EmbeddedEngine
 from storage.engine import NotSent
 from storage.journal import JournaledEngine, JournalLimits, open_journal
 from storage.journal_files import STREAMS
-from storage.merge_blocks import BlockColumns, block_columns
 from tests.support import journal_engine
 from tests.support.journal_rows import LOG_ROWS, log_row
 from tests.support.log_parts import header_of, plain
@@ -215,7 +215,7 @@ async def test_the_check_of_a_block_is_void_if_it_began_while_tables_changed(
     checked, finish = asyncio.Event(), asyncio.Event()
     inner = EmbeddedEngine.rows
 
-    def slow_columns(data: bytes) -> BlockColumns:
+    def slow_columns(data: bytes) -> list[tuple[str, str]]:
         reading.set()
         go_on.wait(LIMIT_S)
         return block_columns(data)

@@ -1,4 +1,4 @@
-"""A single broker with 100,000 topics: docs/operations.md says what they cost."""
+"""A single broker with 100,000 topics: docs/lab-notes/2026-11.md says what they cost."""
 
 from __future__ import annotations
 

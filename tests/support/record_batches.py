@@ -1,7 +1,7 @@
 """A second implementation of record batches and Native blocks, for tests only.
 
-It does not use `protocol/encode_batches.py` on purpose: an encoder that shares code with the code
-under test also shares its mistakes. The CRC is the crc32c package's.
+It does not use `tests/reference/encode_batches.py` on purpose: an encoder that shares code with the
+code under test also shares its mistakes. The CRC is the crc32c package's.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from broker.cli.main import main
 from storage.topic_configs import TOPIC_CONFIGS
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGES = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/*.md")]
+PAGES = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")]
 LINK = re.compile(r"\]\((?!https?://)([^)#]+)[^)]*\)")
+LINK_TO_SECTION = re.compile(r"\]\((?!https?://)([^)#]*)#([^)]+)\)")
 
 
 def settings_lines() -> list[str]:
@@ -43,6 +44,23 @@ def test_the_settings_page_names_the_topic_configs_that_have_an_effect() -> None
 def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
     links = LINK.findall(page.read_text(encoding="utf-8"))
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def sections(page: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a page."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_to_a_section_leads_to_a_heading(page: Path) -> None:
+    links = LINK_TO_SECTION.findall(page.read_text(encoding="utf-8"))
+    assert [
+        (file, anchor)
+        for file, anchor in links
+        if anchor not in sections(page.parent / file if file else page)
+    ] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import _merge_blocks, merge_blocks
+from storage import _merge_blocks
 from storage.blocks import INT32, STRING, Table, array_of, block, map_of, nullable
 from storage.native_types import COLUMNS_MAX, HEADS_MAX_BYTES, UnmergeableBlock
+from tests.reference import merge_blocks
 from tests.support import record_batches as make
 from tests.support.block_types import (
     OWN_KEYS,
@@ -34,6 +35,7 @@ class IntoBuffers:
     """The compiled module, with a buffer for the merged block that is larger than the block."""
 
     block_rows = staticmethod(_merge_blocks.block_rows)
+    block_columns = staticmethod(_merge_blocks.block_columns)
 
     @staticmethod
     def merge_blocks(blocks: Sequence[bytes]) -> bytes:
@@ -76,6 +78,10 @@ def rows_in(data: bytes) -> int | None:
     return agreed(lambda module: cast(int, module.block_rows(data)))
 
 
+def columns_in(data: bytes) -> list[tuple[str, str]] | None:
+    return agreed(lambda module: cast(list[tuple[str, str]], module.block_columns(data)))
+
+
 def log_block(*topics: str) -> bytes:
     builder = COMPILED.BlockBuilder(0)
     batch = batch_of(Record(key=b"k", headers=((b"h", b"x"), (b"i", None))), Record(value=None))
@@ -96,6 +102,7 @@ def test_blocks_of_any_table_are_merged_into_the_block_of_all_rows(table_and_blo
     assert merged(data) == block(table, [row for rows in blocks for row in rows])
     for one, rows in zip(data, blocks, strict=True):
         assert rows_in(one) == len(rows)
+        assert columns_in(one) == [(name, kind.name) for name, kind in columns]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), make.batches()), min_size=1, max_size=6))
@@ -434,6 +441,7 @@ NAMELESS = ("", "Int8", b"")
 
 def both_agree(good: bytes, spoilt: bytes) -> None:
     rows = {data: rows_in(data) for data in (good, spoilt)}
+    assert (columns_in(spoilt) is None) == (rows[spoilt] is None)
     for blocks in ([good, spoilt], [spoilt, spoilt]):
         counts = [rows[data] for data in blocks]
         result = maybe_merged(blocks)

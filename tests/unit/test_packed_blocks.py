@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import _packed_blocks, packed_blocks
-from protocol.packed_blocks import BadPackedBlock, is_packed, native_bytes, read_packed
+from protocol import _packed_blocks
+from protocol.packed_blocks import HEAD, RUN, BadPackedBlock, is_packed, native_bytes
 from storage._merge_blocks import merge_blocks
+from tests.reference import packed_blocks
+from tests.reference.packed_blocks import read_packed
 from tests.support import record_batches as make
 from tests.support.block_types import written_into
 from tests.support.record_batches import Batch, Record, batch_of
@@ -213,8 +215,8 @@ def test_a_packed_block_with_a_wrong_count_is_refused() -> None:
     for number in (b"\0", b"\2", b"\xff"):
         refused(block[:2] + number + block[3:])
     refused(b"\1" + block[1:])
-    runs = 3 + packed_blocks.HEAD.size
-    for run in (runs, runs + packed_blocks.RUN.size):
+    runs = 3 + HEAD.size
+    for run in (runs, runs + RUN.size):
         for count in (0, 1, 3, 4, -1, -(1 << 63), (1 << 63) - 1):
             refused(block[: run + 8] + struct.pack("<q", count) + block[run + 16 :])
         for topic in (3, 255, (1 << 32) - 1):
@@ -223,8 +225,8 @@ def test_a_packed_block_with_a_wrong_count_is_refused() -> None:
 
 def test_counts_of_runs_that_wrap_around_are_refused() -> None:
     block = two_topics()
-    first = 3 + packed_blocks.HEAD.size
-    second = first + packed_blocks.RUN.size
+    first = 3 + HEAD.size
+    second = first + RUN.size
     counts = struct.pack("<q", (1 << 63) - 1), struct.pack("<q", -(1 << 63) + 5)
     spoilt = bytearray(block)
     spoilt[first + 8 : first + 16], spoilt[second + 8 : second + 16] = counts

@@ -18,11 +18,11 @@ from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPytho
 
 from protocol.columns import COLUMNS
 from protocol.compression import decompress
-from protocol.decode_batches import INDEXES_TOLD
 from protocol.errors import (
     InvalidRecord,
     RecordsWithoutKey,
 )
+from tests.reference.decode_batches import INDEXES_TOLD
 from tests.support import record_batches as make
 from tests.support.record_batches import Batch, Mutation, Record, Row, batch_of
 from tests.support.record_codecs import (

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
-from bench.scaling_costs import costs_of, read_inputs
-from bench.scaling_limits import TooManyLanes, lane_seconds, limits, on_paper, size_for
+from bench.scaling import read_costs
+from bench.scaling_limits import TooManyLanes, lane_seconds, limits, size_for
 from bench.scaling_model import (
     KEEPER,
     LANES,
@@ -28,7 +28,6 @@ COSTS = Costs(
     insert=Linear(5e-3, 0.5e-6, 5e-9),
     after=Linear(),
     merge=Linear(1e-3, 0.2e-6, 1e-9),
-    client=Linear(0.0, 0.3e-6, 0.0),
     sent_per_byte=1.0,
     stored_per_byte=0.5,
 )
@@ -40,9 +39,23 @@ def test_one_lane_with_full_blocks_takes_what_the_formula_says() -> None:
     load = Load(100, 1_000, partitions=1, in_flight=100)
     found = simulate(COSTS, Assumed(), cluster, load)
     assert found.rows_per_block == pytest.approx(10_000, rel=0.01)
-    on_paper = 10_000 / lane_seconds(COSTS, Assumed(), cluster, 10_000, 100)
-    assert found.records_per_s == pytest.approx(on_paper, rel=0.05)
+    expected = 10_000 / lane_seconds(COSTS, Assumed(), cluster, 10_000, 100)
+    assert found.records_per_s == pytest.approx(expected, rel=0.05)
     assert found.bottleneck == LANES
+
+
+def on_paper(costs: Costs, assumed: Assumed, cluster: Cluster, load: Load) -> float:
+    """Records per second when producers send as fast as they are answered: the lowest limit.
+
+    Half of what is in flight on a lane is in its block, the other half waits for the next one.
+    """
+    lanes = cluster.lanes * cluster.brokers * cluster.shards
+    rows = max(load.partitions * load.in_flight // lanes // 2, 1) * load.batch_records
+    rows = min(rows, cluster.block_max_rows, cluster.block_max_bytes // load.record_bytes)
+    each = limits(costs, assumed, cluster, load, rows)
+    return min(
+        lanes * each.lane, cluster.brokers * each.loop, cluster.shards * each.shard, each.keeper
+    )
 
 
 @pytest.mark.parametrize(("shards", "brokers"), [(1, 1), (1, 4), (2, 2), (4, 1)])
@@ -116,16 +129,6 @@ def test_no_resource_is_used_above_100_percent() -> None:
         assert max(used.values()) <= 1.001, used
 
 
-def test_everything_on_one_machine_shares_its_cores() -> None:
-    small, large = (
-        simulate(COSTS, Assumed(), Cluster(shared_cores=cores), LOAD).records_per_s
-        for cores in (0.5, 2.0)
-    )
-    per_record = COSTS.client.of(1_000, 100) + COSTS.loop_batch.of(1_000, 100)
-    assert small < large
-    assert small < 0.5 * 1_000 / per_record
-
-
 def test_a_sized_cluster_has_room_left_at_its_load() -> None:
     load = Load(100, 1_000, partitions=256, records_per_s=2_000_000)
     cluster = size_for(COSTS, Assumed(), load, Cluster(linger=0.1))
@@ -142,8 +145,8 @@ def test_too_many_lanes_are_an_error() -> None:
 
 
 def test_the_measured_costs_are_plausible() -> None:
-    costs = costs_of(read_inputs())
-    for cost in (costs.loop_batch, costs.build, costs.insert, costs.merge, costs.client):
+    costs = read_costs()
+    for cost in (costs.loop_batch, costs.build, costs.insert, costs.merge):
         assert min(cost.fixed, cost.record, cost.byte) >= 0
         assert cost.of(1_000, 100) > 0
     found = limits(costs, Assumed(), Cluster(), Load(100, 1_000, 1), 10_000)

@@ -1,10 +1,6 @@
-"""Columns to record batches: how rows of `messages` become batches again.
+"""Columns to record batches: `protocol/_encode_batches.pyx` in readable Python.
 
-This is the readable reference of `_encode_batches.pyx`, which the broker runs; the tests compare
-the two byte for byte.
-
-Formats: ClickHouse's Native (https://clickhouse.com/docs/interfaces/formats/Native) and record
-batch v2 (https://kafka.apache.org/documentation/#recordbatch, KIP-98).
+`protocol/_encode_batches.pyi` says what each function means.
 """
 
 from __future__ import annotations
@@ -17,19 +13,18 @@ from protocol.batches import (
     ATTRIBUTES_AT,
     BATCH_HEADER,
     BATCH_OVERHEAD,
-    INT32_MAX,
     LENGTH_END,
     Attribute,
-    crc32c,
 )
-from protocol.columns import READ_COLUMNS, MessageRow, column_head
-from protocol.varints import ByteReader, wrap, zigzag
+from protocol.columns import READ_COLUMNS, column_head
+from protocol.varints import zigzag
+from tests.reference.batches import INT32_MAX, crc32c
+from tests.reference.byte_reader import ByteReader, wrap
+from tests.reference.message_row import MessageRow
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """One uncompressed record batch made from rows."""
-
     base_offset: int
     last_offset: int
     max_timestamp: int
@@ -37,21 +32,6 @@ class EncodedBatch:
 
 
 def encode_batches(block: bytes | memoryview, max_batch_bytes: int) -> list[EncodedBatch]:
-    """Uncompressed batches from rows of one partition, in order of offset.
-
-    `block` is one or more concatenated Native blocks whose columns are READ_COLUMNS. (The result of
-    a streamed query has several.) A batch may span blocks. Offsets may have gaps, which compaction
-    leaves. A new batch starts
-
-    * where producer id or epoch, transactional, timestamp type or leader epoch change
-    * at and after every control row
-    * where the sequences of a producer do not advance in step with the offsets
-    * where the timestamp of LogAppendTime changes
-    * where an offset delta would not fit into 32 bits
-    * where the batch would become longer than `max_batch_bytes` (a batch has at least one record)
-
-    Raises ValueError for a block that is not of that shape.
-    """
     batches: list[EncodedBatch] = []
     batch: list[MessageRow] = []
     size = 0

@@ -1,8 +1,10 @@
--- What a range of a partition tells about each of its producers, as rows of `producer_states` without their
--- partition, by producer. Only rows that were appended since `since_ms`.
+-- What rows of a partition tell about each of their producers, as rows of `producer_states` without their partition:
+-- its newest batches and markers, by producer, newest first. Neighbouring batches come as one range, because their
+-- rows do not say where one ended; the markers of an epoch come as one range, with the highest epoch of their
+-- coordinators. `shift` tells the sequences of a range.
 --
--- Parameters: topic, topic_id, partition; first and end (offsets); since_ms (milliseconds since 1970); producer_id:
--- the lowest that is wanted; kept: how many ranges of a producer; rows: how many rows.
+-- Placeholder: condition (which rows). Parameters: those of the condition; kept: how many ranges of a producer are
+-- wanted, and how many of markers; rows: how many rows.
 SELECT producer_id, producer_epoch, control, shift, first_offset, last, coordinator_epoch, append_ms
 FROM
 (
@@ -11,16 +13,14 @@ FROM
         min(offset) AS first_offset, max(offset) AS last, toInt32(-1) AS coordinator_epoch,
         toUnixTimestamp64Milli(max(append_time)) AS append_ms
     FROM messages
-    WHERE ${is_in_range} AND producer_id >= {producer_id:Int64} AND NOT control
-        AND append_time >= fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')
+    WHERE ${condition} AND NOT control
     GROUP BY producer_id, producer_epoch, control, shift
     UNION ALL
     SELECT
         producer_id, producer_epoch, control, toInt32(0), min(offset), max(offset),
         max(reinterpretAsInt32(reverse(substring(assumeNotNull(value), 3, 4)))), toUnixTimestamp64Milli(max(append_time))
     FROM messages
-    WHERE ${is_in_range} AND producer_id >= {producer_id:Int64} AND control
-        AND append_time >= fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')
+    WHERE ${condition} AND control
     GROUP BY producer_id, producer_epoch, control
 )
 ORDER BY producer_id, producer_epoch DESC, last DESC

@@ -1,14 +1,6 @@
-"""Record batches to columns: how batches become one ClickHouse Native block for `messages`.
+"""Record batches to columns: `protocol/_decode_batches.pyx` in readable Python.
 
-This is the readable reference of `_decode_batches.pyx`, which the broker runs; the tests compare
-the two byte for byte.
-
-What must hold: the input is untrusted, so every length and count in it is checked. After an error
-a builder is as it was before. A record that becomes a row and a record again (`encode_batches.py`)
-is the same, bit for bit.
-
-Formats: record batch v2 (https://kafka.apache.org/documentation/#recordbatch, KIP-98) and
-ClickHouse's Native (https://clickhouse.com/docs/interfaces/formats/Native).
+`protocol/_decode_batches.pyi` says what each function means.
 """
 
 from __future__ import annotations
@@ -20,17 +12,15 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Final
 
-from protocol.batches import (
-    INT32_MAX,
-    INT64_MAX,
-    Attribute,
-    BatchHeader,
-)
-from protocol.columns import COLUMNS, MessageRow, column_head
+from protocol.batches import Attribute
+from protocol.columns import COLUMNS, column_head
 from protocol.errors import InvalidRecord, MessageTooLarge, RecordsWithoutKey
-from protocol.native_values import low_cardinality, nulls, numbers, strings, uuid
-from protocol.packed_blocks import PackedRows, Run
-from protocol.varints import ByteReader, varuint, wrap
+from protocol.varints import varuint
+from tests.reference.batches import INT32_MAX, INT64_MAX, BatchHeader
+from tests.reference.byte_reader import ByteReader, wrap
+from tests.reference.message_row import MessageRow
+from tests.reference.native_values import low_cardinality, nulls, numbers, strings, uuid
+from tests.reference.packed_blocks import PackedRows, Run
 
 INDEXES_TOLD: Final = 1000
 """How many records of a batch an error names at most: a small request may hold millions."""
@@ -40,26 +30,15 @@ _SMALLEST_RECORD: Final = 7
 
 _LENGTH_MAX_BYTES: Final = 5
 
-ROW_BYTES: Final = 71
-"""A row of a block has about so many bytes besides its key, value and headers."""
-
 
 class RecordLengths:
-    """Checks the lengths of a batch's records while it is being decompressed.
-
-    So a batch that cannot be stored is refused at its first bad record, not at its end. What
-    `BlockBuilder.append` checks besides is not checked here.
-    """
-
     def __init__(self, count: int, max_bytes: int) -> None:
-        """`count`: records that the batch claims. `max_bytes`: the largest record accepted."""
         self._count = count
         self._max_bytes = max_bytes
         self._index = 0
         self._at = 0
 
     def check(self, data: builtins.bytes | memoryview) -> None:
-        """`data`: all that is decompressed so far. Raises InvalidRecord and MessageTooLarge."""
         while self._at < len(data):
             if self._index == self._count:
                 raise InvalidRecord(f"record batch has more than its {self._count} records")
@@ -89,13 +68,6 @@ class _PartitionKey:
 
 
 class BlockBuilder:
-    """Collects batches, of any topics and partitions, into one Native block for `messages`.
-
-    All rows have the same `append_time_ms`. `rows` and `bytes` are the number of rows and the
-    length of the block so far. `finish` returns the block, `pack` the packed one
-    (packed_blocks.py); they change nothing.
-    """
-
     COLUMNS: ClassVar[tuple[tuple[str, str], ...]] = COLUMNS
 
     def __init__(self, append_time_ms: int) -> None:
@@ -126,19 +98,6 @@ class BlockBuilder:
         keyed: bool = False,
         transaction_start: int = -1,
     ) -> None:
-        """Adds the records of one batch, from `base_offset` on; all of them or, on an error, none.
-
-        `payload` is the records section, decompressed. Raises InvalidRecord unless it is exactly
-        `header.count` records: their offset deltas count up from 0, no bytes are left over inside
-        or after them, numbers have no more bits than their type, and lengths fit. If `keyed`,
-        records without a key raise RecordsWithoutKey, which names up to INDEXES_TOLD of them.
-
-        A record's timestamp is the batch's base timestamp plus its delta, modulo 2^64. All records
-        have the same one if `log_append_time_ms` is given, or if the batch is of LogAppendTime: its
-        max timestamp. A record's sequence counts up from the base sequence (0 follows 2^31-1), and
-        is -1 if the batch has no producer id or no sequence. `transaction_start` is where in this
-        partition their transaction began, -1 if they are not part of one.
-        """
         _fit(partition, 32)
         _fit(base_offset, 64)
         _fit(leader_epoch, 32)
@@ -205,7 +164,6 @@ class BlockBuilder:
         )  # fmt: skip
 
     def finish(self) -> builtins.bytes:
-        """The whole block. Without rows, it has only the names and types of the columns."""
         keys = [key for key, _ in self._rows]
         rows = [row for _, row in self._rows]
         headers = [header for row in rows for header in row.headers]
@@ -240,7 +198,6 @@ class BlockBuilder:
         return block
 
     def pack(self) -> builtins.bytes:
-        """The packed block. Raises ValueError without rows."""
         if not self._rows:
             raise ValueError("there are no rows to pack")
         rows = [row for _, row in self._rows]

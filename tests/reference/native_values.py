@@ -1,4 +1,4 @@
-"""Values of a column as a Native block has them, for the readable references of compiled modules.
+"""Values of a column as a Native block has them, for the other references.
 
 Format: https://clickhouse.com/docs/interfaces/formats/Native.
 """

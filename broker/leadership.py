@@ -81,6 +81,12 @@ class Leadership(Protocol):
     def coordinator(self, key: str) -> BrokerEndpoint | None:
         """The coordinator of a group or of a transactional id; None while there is none."""
 
+    def owner_of(self, number: int) -> BrokerEndpoint | None:
+        """The coordinator of the groups in a slot."""
+
+    def leading(self, topic_id: UUID, partition: int) -> BrokerEndpoint | None:
+        """The broker that leads a partition."""
+
 
 class SingleBroker:
     """`Leadership` of a single broker."""
@@ -110,4 +116,10 @@ class SingleBroker:
         return (self._leader,) * partitions
 
     def coordinator(self, key: str) -> BrokerEndpoint | None:
+        return self._own
+
+    def owner_of(self, number: int) -> BrokerEndpoint | None:
+        return self._own
+
+    def leading(self, topic_id: UUID, partition: int) -> BrokerEndpoint | None:
         return self._own

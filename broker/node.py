@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from aiohttp import web
 
@@ -31,28 +31,24 @@ from broker.log.reader import ColdReader
 from broker.log.refused import RefusedBatches
 from broker.log.row_sources import RowSources
 from broker.monitoring.families import MetricSource
-from broker.offsets_topic.offsets_topic import GroupPartitions, OffsetsTopic
+from broker.offsets_topic.offsets_topic import OffsetsTopic
 from broker.producer_ids import ProducerIds
 from broker.request_counts import FetchedCounts, RequestCounts
 from broker.response_memory import ResponseMemory
+from broker.slots.groups import SlotGroups
+from broker.slots.transactions import CoordinatorCalls, SlotTransactions
 from broker.stored_configs import Configs, StoredConfigs
 from broker.topics import TopicCatalog
-from broker.transaction_checks import CoordinatorCalls, TransactionChecks
+from broker.transaction_checks import TransactionChecks
 from broker.transaction_markers import MarkerWriter
 from common.logging import set_level
-from coordinator.coordinator import GroupCoordinator
-from coordinator.transactions import TransactionCoordinator
-
-if TYPE_CHECKING:
-    from broker.cluster.groups import ShardedGroups
-    from broker.cluster.transactions import ShardedTransactions
 
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
     """What serves transactions."""
 
-    coordinator: TransactionCoordinator | ShardedTransactions
+    coordinator: SlotTransactions
     markers: MarkerWriter
     coordinators: CoordinatorCalls
     """Those of any transactional id."""
@@ -69,8 +65,7 @@ class Parts:
     appender: Appending
     log_starts: LogStarts
     topics: TopicCatalog
-    groups: GroupCoordinator | ShardedGroups
-    group_partitions: GroupPartitions
+    groups: SlotGroups
     producer_ids: ProducerIds
     transactions: Transactions
     admin_store: AdminStore
@@ -95,7 +90,7 @@ class Broker:
         self.appender = parts.appender
         self.log_starts = parts.log_starts
         self.topics = parts.topics
-        self.offsets_topic = OffsetsTopic(parts.group_partitions, settings)
+        self.offsets_topic = OffsetsTopic(parts.groups, settings)
         self.partitions = LedPartitions(parts.topics, self.offsets_topic)
         self.groups = parts.groups
         self.producer_ids = parts.producer_ids

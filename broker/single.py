@@ -45,13 +45,19 @@ from broker.monitoring.journal import JournalMetrics
 from broker.monitoring.logs import LaneSource, LogMetrics
 from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
-from broker.offsets_topic.offsets_topic import AllGroups
 from broker.producer_ids import ProducerIds
 from broker.single_feeds import SingleFeedGroups, SingleFeedHost
+from broker.slots.groups import SlotGroups
+from broker.slots.peers import Peers
+from broker.slots.transactions import (
+    CoordinatorCalls,
+    MarkersEverywhere,
+    MarkersHere,
+    SlotTransactions,
+)
 from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
-from broker.transaction_checks import LocalCoordinator
-from broker.transaction_markers import LocalMarkers, MarkerWriter
+from broker.transaction_markers import MarkerWriter
 from broker.wiring import (
     append_limits,
     decompressions,
@@ -59,11 +65,10 @@ from broker.wiring import (
     journal_limits,
     transaction_coordinator,
 )
-from common.clock import Clock, wall_ms
+from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
-from coordinator.duties import SoleBroker
-from coordinator.hosted_transactions import HostedTransactions, SoleOwner
 from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
+from coordinator.slots import EMBEDDED, ENDLESS, ServedSlots
 from sql.http.interface import make_app
 from storage.backup import Backups
 from storage.data_directory import refuse_unfinished
@@ -143,21 +148,26 @@ class SingleNode:
             ROW_BYTES_BY_SIZES,
         )
         self.rows = RowLane(engine, settings.lanes, uuid4(), gather_max_s=JOURNAL_GATHER_MAX_S)
-        self.groups = group_coordinator(settings, engine, self.rows, SoleBroker())
+        self.groups = group_coordinator(settings, engine, self.rows, ENDLESS)
+        slots = ServedSlots.alone()
+        groups = SlotGroups(slots, {EMBEDDED: self.groups})
         self.topics = LocalCatalog(
             engine, settings, _TopicData(self.appender, self.groups), engine.embedded.reserve
         )
         producer_ids = ProducerIds(registry)
         markers = MarkerWriter(self.appender, SingleRowLane(self.rows))
-        hosted = HostedTransactions(
+        here = MarkersHere(markers, groups, self.topics)
+        leadership, peers = SingleBroker(endpoint), Peers(endpoint.node_id)
+        transactions = transaction_coordinator(
+            settings,
             engine,
             self.rows,
-            settings.node_id,
-            SoleOwner(),
-            LocalMarkers(markers, self.topics.logs, self.groups),
-            Clock(),
+            slots,
+            MarkersEverywhere(endpoint.node_id, here, slots, leadership, peers),
+            producer_ids,
         )
-        self.transactions = transaction_coordinator(settings, hosted, producer_ids)
+        self._slots = slots
+        self.transactions = SlotTransactions(slots, {EMBEDDED: transactions})
         row_lane = SingleRowLane(self.rows, engine.embedded.reserve)
         expiration_ms = settings.producer_id_expiration_ms
         producer_states = ProducerStates(row_lane, _OlderRows(engine), expiration_ms, wall_ms)
@@ -189,15 +199,18 @@ class SingleNode:
             Parts(
                 cluster_id,
                 endpoint,
-                SingleBroker(endpoint),
+                leadership,
                 row_sources,
                 self.appender,
                 log_starts,
                 self.topics,
-                self.groups,
-                AllGroups(self.groups),
+                groups,
                 producer_ids,
-                Transactions(self.transactions, markers, LocalCoordinator(self.transactions)),
+                Transactions(
+                    self.transactions,
+                    markers,
+                    CoordinatorCalls(slots, self.transactions, leadership, peers),
+                ),
                 admin_store,
                 StoredConfigs(admin_store, _nobody_else),
                 Path(settings.data_dir).resolve(),
@@ -217,7 +230,7 @@ class SingleNode:
                 registry,
                 self.rows,
                 self.topics.logs,
-                SingleFeedGroups(feeding_instance(settings.node_id), self.groups),
+                SingleFeedGroups(feeding_instance(settings.node_id), groups),
                 Path(settings.data_dir),
                 schema_registry_url(settings),
             )
@@ -232,7 +245,7 @@ class SingleNode:
         self.metrics: Sequence[MetricSource] = (
             LogMetrics(lanes, tail_cache, self.broker.cold_reader, self.topics, shown),
             GroupMetrics([self.groups], self.topics.logs, shown),
-            TransactionMetrics([self.transactions]),
+            TransactionMetrics([transactions]),
             JournalMetrics(engine, settings.journal_max_bytes),
             self._engine_metrics,
         )
@@ -250,7 +263,8 @@ class SingleNode:
         live = {topic.name: topic.topic_id for topic in self.topics.all()}
         await self.groups.load({**live, OFFSETS_TOPIC: OFFSETS_TOPIC_ID})
         progress("reading transactions")
-        await self.transactions.load()
+        await self.transactions.load(self._slots.owned)
+        self.transactions.start()
 
     async def begin(self) -> None:
         self.rollup.start()

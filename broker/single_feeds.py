@@ -10,6 +10,7 @@ from pathlib import Path
 from broker.feeds import FeedPartition, source_of
 from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
+from broker.slots.groups import SlotGroups
 from coordinator.coordinator import GroupCoordinator
 from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import (
@@ -42,10 +43,10 @@ class SingleFeedGroups:
     """`FeedGroups` of a broker that coordinates all of them."""
 
     instance_id: str
-    coordinator: GroupCoordinator
+    groups: SlotGroups
 
     def coordinator_of(self, group_id: str) -> GroupCoordinator:
-        return self.coordinator.coordinator_of(group_id)
+        return self.groups.coordinator_of(group_id)
 
 
 class SingleFeedHost:

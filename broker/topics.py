@@ -113,6 +113,9 @@ class NoTopicData:
 class TopicCatalog(ABC):
     """Finds topics by name and by id. `logs` gets every change of a topic."""
 
+    late_max_ms = 0
+    """For how long a topic that another broker has created may be unknown here."""
+
     def __init__(self, settings: Settings, logs: OpenLogs) -> None:
         self.logs = logs
         self._settings = settings
@@ -121,6 +124,8 @@ class TopicCatalog(ABC):
         self._changes: set[asyncio.Task[Any]] = set()
         self._cleanups: set[asyncio.Task[None]] = set()
         self._unopened = False  # some logs could not be opened yet
+        self.gone: set[str] = set()
+        """Ids of topics that are deleted, and whose rows are going, where several brokers read."""
 
     @abstractmethod
     async def load(self) -> None:

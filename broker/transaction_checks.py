@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from broker.log.partition import PartitionLog
+from broker.slots.transactions import CoordinatorCalls
 from coordinator.pending_offsets import PendingOffsets
 from coordinator.transaction_states import Member, Producer
-from coordinator.transactions import TransactionCoordinator
 from protocol._batches import BatchHeader
 from protocol.errors import (
     ConcurrentTransactions,
@@ -42,41 +42,6 @@ _ELSEWHERE = (CoordinatorLoadInProgress, CoordinatorNotAvailable, NotCoordinator
 """The coordinator of the transaction could not be asked; the client asks this broker again."""
 
 KeyT = TypeVar("KeyT")
-
-
-class CoordinatorCalls(Protocol):
-    """The coordinator of a transactional id. Methods raise as those of `TransactionCoordinator`."""
-
-    async def add(self, transactional_id: str, producer: Producer, member: Member) -> None:
-        """Make the partition part of the producer's transaction of version 2."""
-
-    async def verify(self, transactional_id: str, producer: Producer, member: Member) -> None: ...
-
-    async def add_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
-        """Make the offsets of the group part of it."""
-
-    async def verify_group(
-        self, transactional_id: str, producer: Producer, group_id: str
-    ) -> None: ...
-
-
-class LocalCoordinator:
-    """`CoordinatorCalls` of a broker that runs alone."""
-
-    def __init__(self, coordinator: TransactionCoordinator) -> None:
-        self._coordinator = coordinator
-
-    async def add(self, transactional_id: str, producer: Producer, member: Member) -> None:
-        await self._coordinator.add(transactional_id, producer, (member,), version=2)
-
-    async def verify(self, transactional_id: str, producer: Producer, member: Member) -> None:
-        self._coordinator.verify(transactional_id, producer, member)
-
-    async def add_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
-        await self._coordinator.add(transactional_id, producer, groups=(group_id,), version=2)
-
-    async def verify_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
-        self._coordinator.verify_group(transactional_id, producer, group_id)
 
 
 class TransactionChecks:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass
 
 from broker.log.block import Appended, Appending, Outcome, PendingMarker, Sender
-from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
 from broker.log.row_sources import RowLanes
 from broker.log.transaction_tables import ended_rows
 from common.clock import wall_ms
-from coordinator.coordinator import GroupCoordinator
-from coordinator.transaction_states import Producer, Transaction
+from coordinator.transaction_states import Producer
 from protocol._batches import parse_headers
 from protocol.control_batches import control_batch
-from protocol.errors import InvalidProducerEpoch, UnknownTopicOrPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,42 +65,3 @@ class MarkerWriter:
             aborted = None if marker.commit else log.transactions.last_aborted(producer_id)
             ended = ended_rows(log, *marker.producer, () if aborted is None else (aborted,))
             await asyncio.gather(*(lane.store(*ended) for lane in self._rows.lanes(log)))
-
-
-class LocalMarkers:
-    """`Markers` of a broker that leads every partition and coordinates every group."""
-
-    def __init__(self, writer: MarkerWriter, logs: OpenLogs, groups: GroupCoordinator) -> None:
-        self._writer = writer
-        self._logs = logs
-        self._groups = groups
-
-    async def write(self, transaction: Transaction) -> None:
-        """Raises `KafkaError` and `EngineError`: then some may be written."""
-        marker = Marker(
-            Producer(transaction.producer_id, transaction.epoch),
-            commit=transaction.commits,
-            raises_epoch=transaction.version >= 2,
-        )
-        logs = [self._logs.find(one.topic_id, one.partition) for one in transaction.members]
-        ended = await asyncio.gather(
-            *(self._end_in(log, marker) for log in logs if log is not None),
-            *(
-                self._groups.pending.end(
-                    group_id,
-                    marker.producer,
-                    commit=marker.commit,
-                    raises_epoch=marker.raises_epoch,
-                )
-                for group_id in transaction.groups
-            ),
-            return_exceptions=True,  # all have ended when it is tried again
-        )
-        for failure in ended:
-            if failure is not None:
-                raise failure
-
-    async def _end_in(self, log: PartitionLog, marker: Marker) -> None:
-        # Otherwise a later marker has ended it, or the topic is deleted.
-        with suppress(InvalidProducerEpoch, UnknownTopicOrPartition):
-            await self._writer.write(log, marker)

@@ -15,11 +15,11 @@ from broker.log.decompression import Decompressions
 from common.clock import MINUTE_MS, Clock
 from coordinator.admission import GroupLimits
 from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
-from coordinator.duties import Duties
-from coordinator.hosted_transactions import HostedTransactions
+from coordinator.hosted_transactions import HostedTransactions, Markers
 from coordinator.membership import SharedCache
 from coordinator.offsets import CommittedOffsets
 from coordinator.pending_offsets import PendingOffsets
+from coordinator.slots import Duties, ServedSlots
 from coordinator.transactions import FreshIds, TransactionCoordinator, TransactionLimits
 from storage.engine import Engine
 from storage.journal import JournalLimits
@@ -55,14 +55,22 @@ def journal_limits(settings: Settings) -> JournalLimits:
 
 
 def transaction_coordinator(
-    settings: Settings, hosted: HostedTransactions, producer_ids: FreshIds
+    settings: Settings,
+    engine: Engine,
+    rows: RowLane,
+    slots: ServedSlots,
+    markers: Markers,
+    producer_ids: FreshIds,
 ) -> TransactionCoordinator:
+    """The coordinator of the transactional ids whose rows are in this engine."""
     limits = TransactionLimits(
         settings.transaction_max_timeout_ms,
         settings.transactional_ids_max,
         settings.transactional_id_expiration_ms,
     )
-    return TransactionCoordinator(hosted, producer_ids, limits, Clock())
+    clock = Clock()
+    hosted = HostedTransactions(engine, rows, settings.node_id, slots, markers, clock)
+    return TransactionCoordinator(hosted, producer_ids, limits, clock)
 
 
 def group_coordinator(

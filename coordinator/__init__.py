@@ -10,5 +10,5 @@
 * Transactions: transactions.py answers requests, transaction_states.py decides (one transactional
   id, without IO), hosted_transactions.py stores and ends, transaction_rows.py (the rows),
   pending_offsets.py (offsets that were sent to transactions).
-* duties.py: what a broker may do for the groups of one shard.
+* slots.py: which slots this broker serves, and what it may do for the groups of one shard.
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from common.tasks import Outage, event_within
 from coordinator.membership import SharedCache
@@ -32,16 +33,15 @@ class CacheWorker:
         self,
         cache: SharedCache,
         offsets: CommittedOffsets,
-        *,
-        alone: bool = False,
+        serves_all: Callable[[], bool],
         poll_s: float = 5.0,
         heartbeats_s: float = 5.0,
     ) -> None:
-        """`alone`: there can be no other broker, so nothing is read."""
+        """`serves_all`: whether no other broker stores anything, so that nothing is read."""
         self.task: asyncio.Task[None] | None = None
         self._cache = cache
         self._offsets = offsets
-        self._alone = alone
+        self._serves_all = serves_all
         self._poll_s = poll_s
         self._heartbeats = _Interval(heartbeats_s)
         self._clean_up = _Interval(_CLEAN_UP_EVERY_S)
@@ -67,8 +67,6 @@ class CacheWorker:
 
         If that fails or takes long, what was read before has to do.
         """
-        if self._alone:
-            return
         try:
             async with asyncio.timeout(_READ_LIMIT_S):
                 await self._read()
@@ -105,7 +103,7 @@ class CacheWorker:
             log.error("the last heartbeats could not be written: %s", error)
 
     async def _round(self) -> None:
-        if not self._alone:
+        if not self._serves_all():
             await self._read_all()
         if self._heartbeats.is_over():
             await self._cache.heartbeats.write()

@@ -4,8 +4,8 @@ A request is checked here, decided by the group's state machine (`coordinator.gr
 then answered (`coordinator.hosted_groups`). Heartbeats are answered from memory and written later.
 Offsets are stored by `coordinator.offsets`, after the state machine has agreed.
 
-With several brokers a group belongs to a slot, and its coordinator is the owner of the slot: see
-`load_groups` and `unload_groups`."""
+A group belongs to a slot, and its coordinator is the owner of the slot: see `load_groups` and
+`unload_groups`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from common.counted_lines import counted
 from coordinator.admission import GroupLimits
 from coordinator.cache_worker import CacheWorker
 from coordinator.commit_rules import CommitKind, check_commit_without_group
-from coordinator.duties import Duties
 from coordinator.group_members import protocols_bytes
 from coordinator.group_states import GroupState
 from coordinator.groups import Group
@@ -41,6 +40,7 @@ from coordinator.messages import (
 from coordinator.offset_expiry import OffsetExpiry
 from coordinator.offsets import CommittedOffsets
 from coordinator.pending_offsets import PendingOffsets
+from coordinator.slots import Duties
 from coordinator.transaction_states import Producer
 from protocol.errors import (
     GroupIdNotFound,
@@ -88,7 +88,7 @@ class GroupCoordinator:
         self.hosted_groups = HostedGroups(cache, duties, clock, limits.max_bytes)
         retention_ms = limits.offsets_retention_ms
         self.expiry = OffsetExpiry(self.hosted_groups, offsets, pending, retention_ms)
-        self._cache_worker = CacheWorker(cache, offsets, alone=duties.is_alone)
+        self._cache_worker = CacheWorker(cache, offsets, duties.serves_all)
 
     # Which groups are coordinated here
 
@@ -124,11 +124,7 @@ class GroupCoordinator:
         self.hosted_groups.unload(lambda _: True)
         self.pending.unload(lambda _: True)
 
-    def coordinator_of(self, _group_id: str) -> GroupCoordinator:
-        """This coordinator: a broker that runs alone coordinates every group."""
-        return self
-
-    async def read_anew(self, _group_ids: Collection[str] = ()) -> None:
+    async def read_anew(self) -> None:
         """Read what other brokers have stored: `CacheWorker.read_anew`."""
         await self._cache_worker.read_anew()
 

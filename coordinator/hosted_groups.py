@@ -19,11 +19,11 @@ from typing import Any, TypeVar
 from common.clock import Clock, Moment
 from common.counted_lines import counted
 from common.tasks import event_within
-from coordinator.duties import Duties
 from coordinator.group_states import GroupState
 from coordinator.groups import Group
 from coordinator.membership import SharedCache
 from coordinator.messages import Answer, GroupRecord, JoinAnswer, Waiter
+from coordinator.slots import Duties
 from protocol.errors import (
     CoordinatorNotAvailable,
     GroupMaxSizeReached,

@@ -3,9 +3,9 @@
 A change of an id is a row before `transaction` has it. What is prepared is ended in the background:
 markers first, then the state that says so; again until both have worked.
 
-With several brokers a transactional id belongs to a slot, and its coordinator is the owner of the
-slot. What a broker stores after another one has loaded its ids counts for nothing: versions of a
-later owner are higher, and a broker acts on a row only while it may coordinate the id.
+A transactional id belongs to a slot, and its coordinator is the owner of the slot. What a broker
+stores after another one has loaded its ids counts for nothing: versions of a later owner are
+higher, and a broker acts on a row only while it may coordinate the id.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Protocol
 from common.clock import Clock
 from common.counted_lines import counted
 from common.tasks import Backoff
+from coordinator.slots import ServedSlots
 from coordinator.transaction_rows import matching_ids, read_transactions, transaction_row
 from coordinator.transaction_states import PREPARED, Transaction
 from protocol.errors import CoordinatorNotAvailable, KafkaError
@@ -45,26 +46,6 @@ class Markers(Protocol):
         """
 
 
-class IdOwner(Protocol):
-    """Which transactional ids are this broker's."""
-
-    def may_coordinate(self, transactional_id: str) -> bool:
-        """Whether this broker coordinates the id, by the clock, now."""
-
-    def epoch_of(self, transactional_id: str) -> int:
-        """Grows with every owner of the id."""
-
-
-class SoleOwner:
-    """`IdOwner` of a broker that runs alone."""
-
-    def may_coordinate(self, _transactional_id: str) -> bool:
-        return True
-
-    def epoch_of(self, _transactional_id: str) -> int:
-        return 0
-
-
 @dataclass(slots=True, eq=False)
 class HostedTransaction:
     """A transactional id; `lock` is held while a request changes it."""
@@ -83,14 +64,14 @@ class HostedTransactions:
         engine: Engine,
         rows: RowLane,
         node_id: int,
-        owner: IdOwner,
+        slots: ServedSlots,
         markers: Markers,
         clock: Clock,
     ) -> None:
         self._engine = engine
         self._rows = rows
         self._node_id = node_id
-        self._owner = owner
+        self._slots = slots
         self._markers = markers
         self._clock = clock
         self._hosted: dict[str, HostedTransaction] = {}
@@ -116,7 +97,7 @@ class HostedTransactions:
         Raises `CoordinatorNotAvailable` if it is not this broker's any more.
         """
         self._check_ours(fresh.transactional_id)
-        first = self._owner.epoch_of(fresh.transactional_id) * _VERSIONS_OF_EPOCH
+        first = self._slots.epoch_of(fresh.transactional_id) * _VERSIONS_OF_EPOCH
         made = HostedTransaction(fresh, first + self._forgotten_version % _VERSIONS_OF_EPOCH)
         return self._hosted.setdefault(fresh.transactional_id, made)
 
@@ -177,11 +158,11 @@ class HostedTransactions:
             raise CoordinatorNotAvailable(f"{transactional_id!r} has expired, or moved")
 
     def _check_ours(self, transactional_id: str) -> None:
-        if not self._owner.may_coordinate(transactional_id):
+        if not self._slots.may_coordinate(transactional_id):
             raise CoordinatorNotAvailable(f"{transactional_id!r} has moved")
 
     def _next_version(self, hosted: HostedTransaction) -> int:
-        first = self._owner.epoch_of(hosted.transaction.transactional_id) * _VERSIONS_OF_EPOCH
+        first = self._slots.epoch_of(hosted.transaction.transactional_id) * _VERSIONS_OF_EPOCH
         return max(hosted.version + 1, first + self._clock.wall_ms())
 
     async def forget(self, hosted: HostedTransaction) -> None:

@@ -17,7 +17,6 @@ from functools import partial
 
 from common.clock import MINUTE_MS, SECOND_MS, Clock
 from common.counted_lines import counted
-from coordinator.duties import Duties
 from coordinator.followers import Follower
 from coordinator.group_rows import (
     GroupRows,
@@ -29,6 +28,7 @@ from coordinator.group_rows import (
 from coordinator.group_states import GroupState
 from coordinator.heartbeats import Heartbeats
 from coordinator.messages import GroupRecord, MemberRecord
+from coordinator.slots import Duties
 from coordinator.tables import GROUPS, MEMBERS
 from sql.queries import query
 from storage.engine import Engine, EngineError, Row

@@ -67,6 +67,8 @@ class PendingOffsets:
         self._node_id = node_id
         self._clock = clock
         self._sent: defaultdict[str, dict[int, list[_Sent]]] = defaultdict(dict)
+        self._groups: defaultdict[int, set[str]] = defaultdict(set)
+        """The groups to which each producer has sent."""
         self.verifying: dict[tuple[str, int], object] = {}
         """By group and producer id."""
         self._coordinator_epochs: dict[int, int] = {}
@@ -86,12 +88,13 @@ class PendingOffsets:
                 topic, UUID(topic_id), partition, offset, leader_epoch, metadata, None
             )
             sent = _Sent(epoch, committer, (commit,), version, time_ms)
-            self._sent[group_id].setdefault(producer_id, []).append(sent)
+            self._keep(group_id, producer_id, sent)
 
     def unload(self, chosen: Callable[[str], bool]) -> None:
         """Another broker coordinates these groups from now on."""
         for group_id in [one for one in self._sent if chosen(one)]:
-            del self._sent[group_id]
+            for producer_id in self._sent.pop(group_id):
+                self._forget_group(producer_id, group_id)
         for key in [one for one in self.verifying if chosen(one[0])]:
             del self.verifying[key]
 
@@ -110,9 +113,7 @@ class PendingOffsets:
     def groups_with(self, producer_id: int) -> Collection[str]:
         """The groups to which this producer has sent, or may send now, what has not ended."""
         verifying = {group_id for group_id, producer in self.verifying if producer == producer_id}
-        return verifying.union(
-            group_id for group_id, by_producer in self._sent.items() if producer_id in by_producer
-        )
+        return verifying.union(self._groups.get(producer_id, ()))
 
     async def add(
         self,
@@ -134,7 +135,7 @@ class PendingOffsets:
             self._clock.wall_ms(),
         )
         # Known before it is stored, and also if the client leaves: it ends with its transaction.
-        self._sent[group_id].setdefault(producer_id, []).append(sent)
+        self._keep(group_id, producer_id, sent)
         stored = self._rows.put(self._row(group_id, producer_id, sent, sent.commits, ended=False))
         stored.add_done_callback(partial(self._stored, group_id, producer_id, sent))
         await asyncio.shield(stored)
@@ -212,6 +213,16 @@ class PendingOffsets:
         if stored.cancelled() or stored.exception() is not None:
             self._drop(group_id, producer_id, sent)
 
+    def _keep(self, group_id: str, producer_id: int, sent: _Sent) -> None:
+        self._sent[group_id].setdefault(producer_id, []).append(sent)
+        self._groups[producer_id].add(group_id)
+
+    def _forget_group(self, producer_id: int, group_id: str) -> None:
+        groups = self._groups[producer_id]
+        groups.discard(group_id)
+        if not groups:
+            del self._groups[producer_id]
+
     def _drop(self, group_id: str, producer_id: int, sent: _Sent) -> None:
         by_producer = self._sent.get(group_id, {})
         left = by_producer.get(producer_id, [])
@@ -219,6 +230,7 @@ class PendingOffsets:
             left.remove(sent)
         if not left:
             by_producer.pop(producer_id, None)
+            self._forget_group(producer_id, group_id)
         if not by_producer:
             self._sent.pop(group_id, None)
 

@@ -78,18 +78,9 @@ class TransactionCoordinator:
         )
         self._periodic = Periodic("transactions", _LOOK_EVERY_S, self._look)
 
-    async def load(self) -> None:
-        """Coordinate every id that is stored, and start. Raises `EngineError`."""
-        await self.hosted.load(lambda _: True)
-        self.start()
-
     def start(self) -> None:
         """Start what runs in the background."""
         self._periodic.start()
-
-    def coordinator_of(self, _transactional_id: str) -> TransactionCoordinator:
-        """This coordinator: a broker that runs alone coordinates every id."""
-        return self
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from broker import topic_names
 from broker.api.context import RequestContext
-from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.transaction_states import Member, offsets_member
 from protocol.errors import (
@@ -24,10 +23,8 @@ def member_of(ctx: RequestContext, topic: str, partition: int) -> Member:
 
     Brokers ask for the offsets of groups, too.
     """
-    groups = ctx.broker.groups
     if topic == OFFSETS_TOPIC and ctx.version >= _BETWEEN_BROKERS:
-        if isinstance(groups, GroupCoordinator) or not groups.has_slot(partition):
-            raise UnknownTopicOrPartition(f"The slot {partition} does not exist.")
+        ctx.broker.groups.check_partition(partition)
         return offsets_member(partition)
     if topic_names.is_internal(topic):
         raise TopicAuthorizationFailed(f"Clients cannot write to the topic {topic}.")

@@ -2,7 +2,7 @@
 
     v1 flexible; v2 the transaction version of the client
 
-A partition of `__consumer_offsets` is a slot of a cluster: it stands for the offsets of the groups
+A partition of `__consumer_offsets` is a slot: it stands for the offsets of the groups
 in it. Coordinators send this request, and `kafka-transactions abort`, which ends a transaction that
 no coordinator knows any more.
 
@@ -20,10 +20,9 @@ from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersRespo
 from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import find_topic
 from broker.transaction_markers import Marker
-from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.transaction_states import Producer
-from protocol.errors import KafkaError, KafkaStorageError, UnknownTopicOrPartition
+from protocol.errors import KafkaError, KafkaStorageError
 from storage.engine import EngineError
 
 _Marker: TypeAlias = WriteTxnMarkersRequest.WritableTxnMarker
@@ -83,8 +82,7 @@ async def _write(ctx: RequestContext, marker: _Marker, topic: str, index: int) -
             raises_epoch=ctx.version >= 2 and marker.transaction_version >= 2,
         )
         if topic == OFFSETS_TOPIC:
-            if isinstance(ctx.broker.groups, GroupCoordinator):
-                raise UnknownTopicOrPartition("A single broker has no slots.")
+            ctx.broker.groups.check_partition(index)
             await ctx.broker.groups.end_transaction(index, one, ctx.sender)
         else:
             log = ctx.broker.partitions.log_of(find_topic(ctx, topic), index)

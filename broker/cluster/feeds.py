@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 
 from broker.cluster.feed_tables import FeedTables
-from broker.cluster.groups import ShardedGroups
-from broker.cluster.peers import Peers
 from broker.cluster.remote_groups import RemoteGroups
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.table_changes import ShardTableChanges
 from broker.feed_groups import FeedCoordinator
 from broker.feeds import FeedPartition, source_of
 from broker.log.partition import PartitionLog
+from broker.slots.groups import SlotGroups
+from broker.slots.peers import Peers
 from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import (
     FeedDefinition,
@@ -163,7 +163,7 @@ class _ShardsOfPartition:
 class ClusterFeedGroups:
     """`FeedGroups` of a broker: it coordinates some of them itself."""
 
-    def __init__(self, instance_id: str, groups: ShardedGroups, others: RemoteGroups) -> None:
+    def __init__(self, instance_id: str, groups: SlotGroups, others: RemoteGroups) -> None:
         self.instance_id = instance_id
         self._groups = groups
         self._others = others

@@ -110,7 +110,6 @@ class SlotLeadership:
         return self.owner_of(slot_of_group(key, len(slot_map.slots)))
 
     def owner_of(self, number: int) -> BrokerEndpoint | None:
-        """The coordinator of the groups in a slot."""
         slot_map = self._ownership.slot_map
         if slot_map is None or not 0 <= number < len(slot_map.slots):
             return None
@@ -121,7 +120,6 @@ class SlotLeadership:
         return _node(session)
 
     def leading(self, topic_id: UUID, partition: int) -> BrokerEndpoint | None:
-        """The broker that leads a partition."""
         node_id = self.leader(topic_id, partition).node_id
         return next((one for one in self.brokers() if one.node_id == node_id), None)
 

@@ -18,19 +18,14 @@ from broker import stored_configs
 from broker.admin_store import AdminStore
 from broker.cluster.config import ClusterConfig
 from broker.cluster.config_watch import ConfigWatch
-from broker.cluster.coordinator_hosts import CoordinatorHosts
 from broker.cluster.feed_tables import FeedTables
 from broker.cluster.feeds import ClusterFeedGroups, ClusterFeedHost
-from broker.cluster.group_partitions import GroupsOfSlots
-from broker.cluster.groups import ShardedGroups
 from broker.cluster.housekeeping import Housekeeping
 from broker.cluster.leadership import SlotLeadership
 from broker.cluster.leases import BrokerSession
 from broker.cluster.ownership import Ownership
-from broker.cluster.peers import Peers
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.remote_groups import RemoteGroups
-from broker.cluster.served_slots import ServedSlots
 from broker.cluster.servers import hear_together, layout, migrate, registry_of, single_servers
 from broker.cluster.session import OwnSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
@@ -38,12 +33,6 @@ from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry, announce, version_number
 from broker.cluster.topics import SharedCatalog, topic_watch
-from broker.cluster.transactions import (
-    CoordinatorsOfCluster,
-    MarkersHere,
-    MarkersOfCluster,
-    ShardedTransactions,
-)
 from broker.config import Settings, schema_registry_url
 from broker.feed_groups import CLIENT, feeding_instance
 from broker.feeds import TableFeeds
@@ -62,12 +51,20 @@ from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.single import cluster_id
+from broker.slots.groups import SlotGroups
+from broker.slots.peers import Peers
+from broker.slots.transactions import (
+    CoordinatorCalls,
+    MarkersEverywhere,
+    MarkersHere,
+    SlotTransactions,
+)
 from broker.stored_configs import StoredConfigs
 from broker.transaction_markers import MarkerWriter
 from broker.wiring import decompressions, transaction_coordinator
-from common.clock import Clock, wall_ms
+from common.clock import wall_ms
 from common.tasks import Periodic
-from coordinator.hosted_transactions import HostedTransactions
+from coordinator.slots import ServedSlots
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import EngineError
@@ -118,34 +115,29 @@ class ClusterNode:
         session = OwnSession(view, _identity(endpoint, ttl_ms), first_session_id=wall_ms())
         cache = TailCache(settings.tail_cache_bytes)
         self._decompressions = decompressions(settings)
+        served = ServedSlots(cluster.slots, session.may_serve)
         self._hosts = ShardHosts(
-            ShardHost(shard, settings, cache, session, self._decompressions)
+            ShardHost(shard, settings, cache, session, served, self._decompressions)
             for shard in self._shards
         )
         producer_ids = ProducerIds(state)
-        served = ServedSlots(cluster.slots)
         logs = SlotLogs(served, self._hosts, session, producer_ids)
         changed_by_clients = registry_of(registry_servers, "topic_registry")
         topic_registry = TopicRegistry(changed_by_clients, state, settings)
         self._topics = SharedCatalog(topic_registry, settings, logs, self._hosts)
         leadership = SlotLeadership(view, endpoint)
-        owners = CoordinatorHosts(served, session, self._hosts)
-        groups = ShardedGroups(owners)
+        groups = SlotGroups(served, {host.name: host.groups for host in self._hosts})
         self._peers = peers = Peers(endpoint.node_id)
         marker_writer = MarkerWriter(logs, logs)
-        here = MarkersHere(marker_writer, logs, groups, self._topics)
-        markers = MarkersOfCluster(endpoint.node_id, here, owners, leadership, peers)
+        here = MarkersHere(marker_writer, groups, self._topics)
+        markers = MarkersEverywhere(endpoint.node_id, here, served, leadership, peers)
         coordinators = {
             host.name: transaction_coordinator(
-                settings,
-                HostedTransactions(
-                    host.engine, host.rows, endpoint.node_id, owners, markers, Clock()
-                ),
-                producer_ids,
+                settings, host.engine, host.rows, served, markers, producer_ids
             )
             for host in self._hosts
         }
-        self._transactions = transactions = ShardedTransactions(served, owners, coordinators)
+        self._transactions = transactions = SlotTransactions(served, coordinators)
         slots = Slots(served, self._hosts, logs, self._topics, transactions, ttl_ms / 1000)
         self._ownership = Ownership(view, session, slots)
         expiration_ms = settings.producer_id_expiration_ms
@@ -163,12 +155,11 @@ class ClusterNode:
                 log_starts,
                 self._topics,
                 groups,
-                GroupsOfSlots(served, owners),
                 producer_ids,
                 Transactions(
                     transactions,
                     marker_writer,
-                    CoordinatorsOfCluster(served, transactions, leadership, peers),
+                    CoordinatorCalls(served, transactions, leadership, peers),
                 ),
                 admin_store,
                 StoredConfigs(admin_store, lambda: announce(state, stored_configs.VERSION_KEY)),

@@ -20,8 +20,8 @@ from kafka.protocol.consumer import (
 )
 
 from broker.cluster.leadership import SlotLeadership
-from broker.cluster.peers import Peers
 from broker.feed_groups import REBALANCE_MS
+from broker.slots.peers import Peers
 from coordinator.messages import (
     Committer,
     JoinAnswer,

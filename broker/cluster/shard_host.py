@@ -7,7 +7,7 @@ abandoned when that session ends. Everything else outlives sessions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID, uuid4
@@ -21,7 +21,7 @@ from broker.log.tail_cache import TailCache
 from broker.log.write_lease import SessionWriteLease
 from broker.wiring import append_limits, group_coordinator
 from common.clock import wall_ms
-from coordinator.coordinator import GroupCoordinator
+from coordinator.slots import Duties, ServedSlots
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane
 
@@ -57,6 +57,7 @@ class ShardHost:
         settings: Settings,
         cache: TailCache,
         session: OwnSession,
+        slots: ServedSlots,
         decompressions: Decompressions,
     ) -> None:
         self.name = engine.name
@@ -66,14 +67,11 @@ class ShardHost:
         self._decompressions = decompressions
         self._session = session
         self.rows = RowLane(engine, settings.lanes, uuid4(), self)
-        self.groups = group_coordinator(settings, engine, self.rows, self)
+        duties = Duties(self.may_serve, self.is_housekeeper, slots.serves_all)
+        self.groups = group_coordinator(settings, engine, self.rows, duties)
         self.writing: Writing | None = None
         self._floor_ms = 0
         self._beginning = asyncio.Lock()
-
-    @property
-    def is_alone(self) -> bool:
-        return False
 
     def is_housekeeper(self) -> bool:
         """Whether this broker does what one broker has to do for the whole shard."""
@@ -185,9 +183,6 @@ class ShardHosts:
             for url, at_ms in host.engine.failures_ms.items()
             if at_ms >= since_ms
         }
-
-    def coordinators(self) -> Collection[GroupCoordinator]:
-        return [host.groups for host in self]
 
     def broken_sessions(self) -> set[int]:
         """Sessions with a lane that ended because of a bug: a new session is needed."""

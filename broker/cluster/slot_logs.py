@@ -16,7 +16,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from broker.cluster.served_slots import ServedSlots
 from broker.cluster.session import OwnSession, SessionOver
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.log.block import PendingAppend
@@ -32,6 +31,7 @@ from broker.log.transaction_tables import begun_rows
 from broker.log.write_lease import AWAY_AFTER_MS
 from broker.producer_ids import ProducerIds
 from common.counted_lines import counted
+from coordinator.slots import ServedSlots
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane, TableRows

@@ -15,15 +15,15 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 
 from broker.cluster.leases import BrokerReport, BrokerSession
-from broker.cluster.served_slots import ServedSlots
 from broker.cluster.session import SessionOver, Tenure
 from broker.cluster.shard_host import ShardHosts
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.topics import SharedCatalog
-from broker.cluster.transactions import ShardedTransactions
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
+from broker.slots.transactions import SlotTransactions
 from common.clock import DAY_MS, wall_ms
+from coordinator.slots import ServedSlots
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import EngineError
 from storage.slot_map import Slot
@@ -43,7 +43,7 @@ class Slots:
         hosts: ShardHosts,
         logs: SlotLogs,
         catalog: SharedCatalog,
-        transactions: ShardedTransactions,
+        transactions: SlotTransactions,
         patience_s: float,
     ) -> None:
         """`patience_s`: how long slots that are given up may wait for a shard that does not answer.

@@ -53,6 +53,8 @@ class TopicShards(TopicData, Protocol):
 class SharedCatalog(TopicCatalog):
     """`TopicCatalog` of a broker among several."""
 
+    late_max_ms = 60_000
+
     def __init__(
         self, registry: TopicRegistry, settings: Settings, logs: OpenLogs, shards: TopicShards
     ) -> None:
@@ -60,8 +62,6 @@ class SharedCatalog(TopicCatalog):
         self._registry = registry
         self._shards = shards
         self._stored: dict[str, Versioned] = {}
-        self.gone: set[str] = set()
-        """Ids of topics that are deleted, and whose rows are going."""
         self._absent_since_s: dict[UUID, float] = {}
         self._looked_s = 0.0
         self._looked_at = 0

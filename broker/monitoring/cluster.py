@@ -7,10 +7,10 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from broker.cluster.served_slots import ServedSlots
 from broker.cluster.session import OwnSession
 from broker.leadership import Leadership
 from broker.monitoring.families import counter, gauge
+from coordinator.slots import ServedSlots
 
 
 class ShardState(Protocol):

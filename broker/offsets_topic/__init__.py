@@ -7,5 +7,5 @@ can list and read it as any other topic. They cannot write to it, change or dele
 
 * records.py: Kafka's formats of keys and values.
 * offsets_log.py: one partition.
-* offsets_topic.py: the topic, and which partition has which groups.
+* offsets_topic.py: the topic; each partition has the groups of a slot (broker/slots/groups.py).
 """

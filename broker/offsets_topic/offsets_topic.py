@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import lru_cache
-from typing import Protocol
 from uuid import UUID
 
 from broker.config import Settings
 from broker.effective_configs import effective
-from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog
+from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
 from broker.offsets_topic.offsets_log import OffsetsLog
 from broker.offsets_topic.records import group_record, offset_record
+from broker.slots.groups import SlotGroups
 from common.clock import wall_ms
-from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import (
     OFFSETS_TOPIC,
     OFFSETS_TOPIC_ID,
@@ -28,11 +26,8 @@ from protocol.errors import (
     KafkaError,
     NotCoordinator,
     NotLeaderOrFollower,
-    UnknownTopicOrPartition,
 )
 
-_PARTITIONS = 50
-"""Of a single broker: Kafka's offsets.topic.num.partitions."""
 _UNREAD_S = 600.0
 _CONFIGS = {
     "cleanup.policy": "compact",
@@ -42,42 +37,16 @@ _CONFIGS = {
 """Those that Kafka gives the topic."""
 
 
-class GroupPartitions(Protocol):
-    """Which partition has which groups, and who coordinates them."""
-
-    @property
-    def count(self) -> int: ...
-
-    def partition_of(self, group_id: str) -> int: ...
-
-    def coordinator(self, partition: int) -> tuple[GroupCoordinator, int]:
-        """Of the groups in a partition, and the partition's leader epoch.
-
-        Raises `NotCoordinator` and `CoordinatorLoadInProgress`.
-        """
-
-
-class AllGroups:
-    """`GroupPartitions` of a single broker: the partition of a group is the same as in Kafka."""
-
-    count = _PARTITIONS
-
-    def __init__(self, groups: GroupCoordinator) -> None:
-        self._groups = groups
-
-    def partition_of(self, group_id: str) -> int:
-        return kafka_partition(group_id)
-
-    def coordinator(self, partition: int) -> tuple[GroupCoordinator, int]:
-        return self._groups, SINGLE_BROKER_EPOCH
-
-
 class OffsetsTopic:
     """`Follower` of the coordinators whose groups are in partitions that are read."""
 
-    def __init__(self, groups: GroupPartitions, settings: Settings) -> None:
+    def __init__(self, groups: SlotGroups, settings: Settings) -> None:
         self.topic = Topic(
-            OFFSETS_TOPIC, OFFSETS_TOPIC_ID, groups.count, _CONFIGS, effective(_CONFIGS, settings)
+            OFFSETS_TOPIC,
+            OFFSETS_TOPIC_ID,
+            groups.partitions,
+            _CONFIGS,
+            effective(_CONFIGS, settings),
         )
         self._groups = groups
         self._logs: dict[int, OffsetsLog] = {}
@@ -131,10 +100,9 @@ class OffsetsTopic:
 
     def _current(self, partition: int) -> OffsetsLog:
         """The log of a partition, made if there is none. Raises as `log_of`."""
-        if not 0 <= partition < self.topic.partitions:
-            raise UnknownTopicOrPartition(f"{OFFSETS_TOPIC} has no partition {partition}")
+        self._groups.check_partition(partition)
         try:
-            coordinator, epoch = self._groups.coordinator(partition)
+            coordinator, epoch = self._groups.coordinator_at(partition)
         except (NotCoordinator, CoordinatorLoadInProgress) as error:
             self._drop(partition)
             raise NotLeaderOrFollower(str(error)) from error
@@ -170,13 +138,3 @@ class OffsetsTopic:
         self._timer = None
         if self._logs:
             self._drop_unread_later()
-
-
-@lru_cache(maxsize=10_000)
-def kafka_partition(group_id: str) -> int:
-    """The partition of a group in Kafka: the lower 31 bits of Java's hash of the name."""
-    units = group_id.encode("utf-16-be", errors="surrogatepass")
-    value = 0
-    for high, low in zip(units[::2], units[1::2], strict=True):
-        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
-    return (value & 0x7FFFFFFF) % _PARTITIONS

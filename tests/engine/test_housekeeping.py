@@ -19,6 +19,7 @@ from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
 from broker.wiring import decompressions
 from common.clock import DAY_MS
+from coordinator.slots import ServedSlots
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.slot_map import SlotMap
@@ -71,7 +72,8 @@ class HousekeptCluster:
         own = own_session(self.known.slot_map)
         begin_session(own, self.known.session_id)
         settings = Settings()
-        host = ShardHost(self.shard, settings, TailCache(0), own, decompressions(settings))
+        slots = ServedSlots(1, own.may_serve)
+        host = ShardHost(self.shard, settings, TailCache(0), own, slots, decompressions(settings))
         hosts = ShardHosts([host])
         self.keeping = Housekeeping(
             self.known, self.registry, self.catalog, hosts, 0, DAY_MS, lambda: self.now_ms

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from coordinator.cache_worker import CacheWorker
-from coordinator.duties import SoleBroker
 from coordinator.membership import SharedCache
 from coordinator.messages import GroupRecord, OffsetCommit
 from coordinator.offsets import CommittedOffsets
+from coordinator.slots import ENDLESS, always
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.row_lane import RowLane
@@ -50,20 +50,20 @@ async def lane(scripted: ScriptedEngine) -> AsyncIterator[RowLane]:
 
 @pytest.fixture
 async def cache(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> SharedCache:
-    return SharedCache(scripted, lane, NODE_ID, SoleBroker(), clock)
+    return SharedCache(scripted, lane, NODE_ID, ENDLESS, clock)
 
 
 @pytest.fixture
 async def other(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> SharedCache:
     """The cache of another broker."""
-    return SharedCache(scripted, lane, OTHER_NODE_ID, SoleBroker(), clock)
+    return SharedCache(scripted, lane, OTHER_NODE_ID, ENDLESS, clock)
 
 
 async def reloaded(
     engine: ScriptedEngine, lane: RowLane, clock: Clock, node_id: int = NODE_ID
 ) -> SharedCache:
     """The cache as after a restart."""
-    again = SharedCache(engine, lane, node_id, SoleBroker(), clock)
+    again = SharedCache(engine, lane, node_id, ENDLESS, clock)
     await again.load()
     return again
 
@@ -479,7 +479,7 @@ async def test_a_group_that_another_broker_is_writing_is_seen_when_it_is_complet
     await cache.refresh()
     changed = group(other, clock, member("a", 5), member("b"), generation=2)
     await crash_between_members_and_group(scripted, other, changed)
-    late = SharedCache(scripted, lane, NODE_ID, SoleBroker(), clock)
+    late = SharedCache(scripted, lane, NODE_ID, ENDLESS, clock)
     await late.refresh()
     assert everything(late) == {}
     await cache.refresh()
@@ -504,12 +504,16 @@ async def test_heartbeats_older_than_two_minutes_are_not_read(
 # --- The worker ---
 
 
+def never() -> bool:
+    return False
+
+
 async def test_the_worker_reads_groups_writes_heartbeats_and_survives_refusals(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, other: SharedCache
 ) -> None:
     offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
-    cache = SharedCache(scripted, lane, NODE_ID, SoleBroker(), clock)
-    worker = CacheWorker(cache, offsets, poll_s=0.01, heartbeats_s=0.02)
+    cache = SharedCache(scripted, lane, NODE_ID, ENDLESS, clock)
+    worker = CacheWorker(cache, offsets, never, poll_s=0.01, heartbeats_s=0.02)
     worker.start()
     try:
         await cache.store(group(cache, clock, member("mine"), group_id="mine"))
@@ -540,7 +544,7 @@ async def test_the_last_heartbeats_are_written_when_the_worker_stops(
     scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
-    worker = CacheWorker(cache, CommittedOffsets(scripted, lane, NODE_ID, clock))
+    worker = CacheWorker(cache, CommittedOffsets(scripted, lane, NODE_ID, clock), never)
     worker.start()
     cache.heartbeats.note("g", "a", clock() + 1)
     await worker.close()
@@ -554,8 +558,10 @@ async def test_an_unexpected_error_ends_the_worker_and_is_the_result_of_its_task
     async def broken(*_: object) -> None:
         raise AssertionError("a defect")
 
-    cache = SharedCache(scripted, lane, NODE_ID, SoleBroker(), clock)
-    worker = CacheWorker(cache, CommittedOffsets(scripted, lane, NODE_ID, clock), poll_s=0.01)
+    cache = SharedCache(scripted, lane, NODE_ID, ENDLESS, clock)
+    worker = CacheWorker(
+        cache, CommittedOffsets(scripted, lane, NODE_ID, clock), never, poll_s=0.01
+    )
     monkeypatch.setattr(scripted, "rows", broken)
     worker.start()
     assert worker.task is not None
@@ -570,12 +576,11 @@ async def test_a_single_broker_writes_heartbeats_and_reads_no_groups(
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
     offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
-    worker = CacheWorker(cache, offsets, alone=True, poll_s=0.01, heartbeats_s=0.02)
+    worker = CacheWorker(cache, offsets, always, poll_s=0.01, heartbeats_s=0.02)
     scripted.failing_rows.append("consumer_group_versions")
     worker.start()
     try:
         cache.heartbeats.note("g", "a", clock())
-        await worker.read_anew()
 
         async def written() -> bool:
             return await count(scripted, "group_heartbeats") == 1
@@ -611,10 +616,10 @@ CHANGE_GROUPS_FOR_EVER = """
 import asyncio, sys
 from pathlib import Path
 from common.clock import Clock
-from coordinator.duties import SoleBroker
 from coordinator.membership import SharedCache
 from coordinator.messages import OffsetCommit
 from coordinator.offsets import CommittedOffsets
+from coordinator.slots import ENDLESS
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
 from tests.support.small_tables import NODE_ID, make_lane
@@ -637,7 +642,7 @@ async def main():
     await migrate(engine)
     lane = make_lane(engine)
     offsets = CommittedOffsets(engine, lane, NODE_ID, clock)
-    cache = SharedCache(engine, lane, NODE_ID, SoleBroker(), clock)
+    cache = SharedCache(engine, lane, NODE_ID, ENDLESS, clock)
     await cache.load()
     await offsets.load({"t": TOPIC_ID})
     print("loaded", -1, flush=True)
@@ -662,7 +667,7 @@ async def test_acknowledged_group_changes_survive_a_kill(tmp_path: Path) -> None
         del done["loaded"]
         engine = EmbeddedEngine(tmp_path / "data", LANES, fsync=False)
         lane = make_lane(engine)
-        cache = SharedCache(engine, lane, NODE_ID, SoleBroker(), clock)
+        cache = SharedCache(engine, lane, NODE_ID, ENDLESS, clock)
         offsets = CommittedOffsets(engine, lane, NODE_ID, clock)
         await cache.load()
         await offsets.load({"t": TOPIC_ID})

@@ -10,15 +10,16 @@ import pytest
 
 from broker.config import Settings
 from broker.offsets_topic import offsets_log, offsets_topic
-from broker.offsets_topic.offsets_topic import AllGroups, OffsetsTopic, kafka_partition
+from broker.offsets_topic.offsets_topic import OffsetsTopic
 from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import Client, Committer, OffsetCommit
+from coordinator.slots import kafka_partition
 from protocol.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 from storage.embedded import EmbeddedEngine
 from storage.row_lane import RowLane
 from tests.support.clock import Clock
-from tests.support.coordinators import coordinator_on
+from tests.support.coordinators import all_groups, coordinator_on
 from tests.support.record_batches import Row, decoded
 from tests.support.small_tables import make_lane
 from tests.support.waiting import until_async
@@ -42,7 +43,7 @@ def groups(engine: EmbeddedEngine, rows: RowLane) -> GroupCoordinator:
 
 @pytest.fixture
 async def topic(groups: GroupCoordinator) -> AsyncIterator[OffsetsTopic]:
-    made = OffsetsTopic(AllGroups(groups), Settings())
+    made = OffsetsTopic(all_groups(groups), Settings())
     yield made
     made.close()
 
@@ -65,7 +66,8 @@ def values(found: list[Row]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("group_id", "java_hash"), [("", 0), ("hello", 99162322), ("é", 233), ("group", 98629247)]
+    ("group_id", "java_hash"),
+    [("", 0), ("hello", 99162322), ("é", 233), ("group", 98629247), ("😀", 1772899)],
 )
 def test_a_group_has_the_same_partition_of_the_offsets_topic_as_in_kafka(
     group_id: str, java_hash: int

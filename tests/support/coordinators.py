@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from broker.slots.groups import SlotGroups
 from common.clock import Clock
 from coordinator.admission import GroupLimits
 from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
-from coordinator.duties import SoleBroker
 from coordinator.membership import SharedCache
 from coordinator.offsets import CommittedOffsets
 from coordinator.pending_offsets import PendingOffsets
+from coordinator.slots import EMBEDDED, ENDLESS, ServedSlots
 from storage.engine import Engine
 from storage.row_lane import RowLane
 
@@ -25,8 +26,13 @@ def coordinator_on(
     engine: Engine, rows: RowLane, clock: Clock, max_bytes: int = 1 << 30
 ) -> GroupCoordinator:
     offsets = CommittedOffsets(engine, rows, 1, clock)
-    cache = SharedCache(engine, rows, 1, SoleBroker(), clock)
+    cache = SharedCache(engine, rows, 1, ENDLESS, clock)
     limits = CoordinatorLimits(LIMITS, max_bytes, HOUR_MS)
     return GroupCoordinator(
-        cache, offsets, PendingOffsets(engine, rows, offsets, 1, clock), limits, SoleBroker(), clock
+        cache, offsets, PendingOffsets(engine, rows, offsets, 1, clock), limits, ENDLESS, clock
     )
+
+
+def all_groups(coordinator: GroupCoordinator) -> SlotGroups:
+    """The groups of a broker that serves every slot."""
+    return SlotGroups(ServedSlots.alone(), {EMBEDDED: coordinator})

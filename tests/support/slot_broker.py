@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.cluster.coordinator_hosts import CoordinatorHosts
-from broker.cluster.served_slots import ServedSlots
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import TopicRegistry
 from broker.cluster.topics import SharedCatalog
-from broker.cluster.transactions import ShardedTransactions
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.producer_ids import ProducerIds
+from broker.slots.transactions import SlotTransactions
 from broker.wiring import decompressions
+from coordinator.slots import ServedSlots
 from storage.engine import Engine
 from storage.registry import Versioned
 from storage.slot_map import Slot, SlotMap
@@ -51,16 +50,20 @@ class OneBroker:
         self.session = own_session(SlotMap.first([(SHARD, range(1))], 1))
         self.tenure = begin_session(self.session, 1, SHARD)
         shard = embedded_shard(SHARD, engine)
+        served = ServedSlots(1, self.session.may_serve)
         self.host = ShardHost(
-            shard, settings, TailCache(1 << 20), self.session, decompressions(settings)
+            shard,
+            settings,
+            TailCache(1 << 20),
+            self.session,
+            served,
+            decompressions(settings),
         )
         self.hosts = hosts = ShardHosts([self.host])
-        served = ServedSlots(1)
         self.logs = SlotLogs(served, hosts, self.session, ProducerIds(self.ids))
         registry = TopicRegistry(self.topics, self.state, settings)
         self.catalog = SharedCatalog(registry, settings, self.logs, hosts)
-        owners = CoordinatorHosts(served, self.session, hosts)
-        transactions = ShardedTransactions(served, owners, {})
+        transactions = SlotTransactions(served, {})
         self.slots = Slots(served, hosts, self.logs, self.catalog, transactions, 0.2)
 
     async def serve(self, epoch: int = 1) -> None:

@@ -28,12 +28,14 @@ from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.node import Broker
-from broker.offsets_topic.offsets_topic import GroupPartitions, OffsetsTopic
+from broker.offsets_topic.offsets_topic import OffsetsTopic
 from broker.request_counts import RequestCounts
 from broker.response_memory import ResponseMemory
+from broker.slots.groups import SlotGroups
 from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
 from coordinator.messages import OFFSETS_TOPIC
+from coordinator.slots import ServedSlots
 from protocol._request_head import RequestHeader
 from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, UnknownServerError
 from protocol.versions import ApiKey
@@ -78,7 +80,7 @@ def broker() -> Broker:
         settings=settings,
         stored_configs=stored,
         dynamic_settings=DynamicSettings(settings, stored, ()),
-        offsets_topic=OffsetsTopic(cast(GroupPartitions, SimpleNamespace(count=1)), settings),
+        offsets_topic=OffsetsTopic(SlotGroups(ServedSlots.alone(), {}), settings),
         topics=catalog,
         auto_creation=AutoCreation(catalog, settings.num_partitions),
         cluster_id="c" * 22,

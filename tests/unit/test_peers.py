@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 
-from broker.cluster import peers
-from broker.cluster.peers import Peers
 from broker.leadership import BrokerEndpoint
+from broker.slots import peers
+from broker.slots.peers import Peers
 from protocol.errors import RequestTimedOut
 
 VERSION = 2

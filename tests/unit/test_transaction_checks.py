@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 
 from broker.log.partition import PartitionLog
+from broker.slots.transactions import CoordinatorCalls
 from broker.transaction_checks import TransactionChecks
 from coordinator.pending_offsets import PendingOffsets
 from coordinator.transaction_states import Member, Producer
@@ -72,8 +73,12 @@ def failing(error: KafkaError) -> Callable[[], None]:
     return fail
 
 
+def checks_of(coordinator: Coordinator) -> TransactionChecks:
+    return TransactionChecks(cast(CoordinatorCalls, coordinator))
+
+
 async def asked(log: PartitionLog, coordinator: Coordinator, version: int = ADDS) -> object:
-    return await TransactionChecks(coordinator).may_begin(log, ID, header(), version)
+    return await checks_of(coordinator).may_begin(log, ID, header(), version)
 
 
 @pytest.mark.parametrize(("version", "question"), [(ADDS, "add"), (VERIFIES, "verify")])
@@ -116,7 +121,7 @@ async def test_offsets_are_checked_again_if_a_marker_arrived_during_the_check(
 ) -> None:
     sent_to = pending()
     coordinator = Coordinator(sent_to.verifying.clear)
-    checks = TransactionChecks(coordinator)
+    checks = checks_of(coordinator)
     await checks.may_send_offsets(sent_to, ID, PRODUCER, GROUP, adds=adds)
     assert coordinator.asked == [question] * 2
     assert sent_to.verifying == {}
@@ -124,7 +129,7 @@ async def test_offsets_are_checked_again_if_a_marker_arrived_during_the_check(
 
 async def test_offsets_are_refused_while_their_coordinator_is_elsewhere() -> None:
     sent_to = pending()
-    checks = TransactionChecks(Coordinator(failing(NotCoordinator("moved"))))
+    checks = checks_of(Coordinator(failing(NotCoordinator("moved"))))
     with pytest.raises(CoordinatorNotAvailable):
         await checks.may_send_offsets(sent_to, ID, PRODUCER, GROUP, adds=True)
     assert sent_to.verifying == {}

@@ -17,7 +17,8 @@ from uuid import UUID
 import pytest
 
 from common.clock import Clock
-from coordinator.hosted_transactions import HostedTransactions, SoleOwner
+from coordinator.hosted_transactions import HostedTransactions
+from coordinator.slots import ServedSlots
 from coordinator.transaction_states import Member, Producer, Transaction
 from coordinator.transactions import TransactionCoordinator, TransactionLimits
 from protocol.errors import (
@@ -124,7 +125,7 @@ def coordinator(machine: Machine) -> TransactionCoordinator:
         cast(Engine, _Engine(machine)),
         cast(RowLane, machine),
         1,
-        SoleOwner(),
+        ServedSlots.alone(),
         machine,
         cast(Clock, machine),
     )
@@ -134,6 +135,11 @@ def coordinator(machine: Machine) -> TransactionCoordinator:
         TransactionLimits(60_000, MAX_IDS, 10**12),
         cast(Clock, machine),
     )
+
+
+async def started(one: TransactionCoordinator) -> None:
+    await one.hosted.load(lambda _: True)
+    one.start()
 
 
 class History:
@@ -158,7 +164,7 @@ class History:
             await self._one_life()
         self.machine.crashes = self.machine.has_crashed = self.machine.refuses = False
         last = coordinator(self.machine)
-        await last.load()
+        await started(last)
         await self._settle(last)
         await last.begin_producer(ID, TIMEOUT_MS, None)  # aborts what is left over
         await self._settle(last)
@@ -167,7 +173,7 @@ class History:
     async def _one_life(self) -> None:
         one = coordinator(self.machine)
         try:
-            await one.load()
+            await started(one)
             for _ in range(4):
                 with suppress(ClientLeft):
                     await self._client(one)
@@ -270,7 +276,7 @@ async def test_a_commit_is_completed_even_if_its_client_disconnects() -> None:
     machine.random = cast(Any, _Calm())
     for turns in range(8):
         one = coordinator(machine)
-        await one.load()
+        await started(one)
         producer = await one.begin_producer(ID, TIMEOUT_MS, None)
         await one.add(ID, producer, (MEMBERS[0],), version=2)
         ending = asyncio.create_task(one.end(ID, producer, commit=True, version=2))
@@ -288,7 +294,7 @@ async def test_a_transaction_that_times_out_is_aborted_and_its_producer_fenced()
     machine = Machine(1)
     machine.random = cast(Any, _Calm())
     one = coordinator(machine)
-    await one.load()
+    await started(one)
     producer = await one.begin_producer(ID, TIMEOUT_MS, None)
     await one.add(ID, producer, (MEMBERS[0],), version=2)
     machine.now_ms += TIMEOUT_MS
@@ -307,7 +313,7 @@ async def test_ids_beyond_the_limit_are_refused_until_others_expire() -> None:
     machine = Machine(1)
     machine.random = cast(Any, _Calm())
     one = coordinator(machine)
-    await one.load()
+    await started(one)
     for number in range(MAX_IDS):
         await one.begin_producer(f"id-{number}", TIMEOUT_MS, None)
     with pytest.raises(PolicyViolation):

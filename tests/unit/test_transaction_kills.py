@@ -18,19 +18,29 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 
+from broker.config import Settings
+from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.block import Appended, Outcome, PendingAppend, build_block
-from broker.log.open_logs import LocalLogs
 from broker.log.partition import PartitionLog
 from broker.log.producers import ProducerEntry
 from broker.log.refused import RefusedBatches
 from broker.log.row_sources import RowLanes
 from broker.log.topic import Topic
 from broker.log.transactions import OpenTransaction
-from broker.transaction_checks import LocalCoordinator, TransactionChecks
-from broker.transaction_markers import LocalMarkers, MarkerWriter
+from broker.slots.groups import SlotGroups
+from broker.slots.peers import Peers
+from broker.slots.transactions import (
+    CoordinatorCalls,
+    MarkersEverywhere,
+    MarkersHere,
+    SlotTransactions,
+)
+from broker.topics import LocalCatalog
+from broker.transaction_checks import TransactionChecks
+from broker.transaction_markers import MarkerWriter
 from common.clock import Clock
-from coordinator.coordinator import GroupCoordinator
-from coordinator.hosted_transactions import HostedTransactions, SoleOwner
+from coordinator.hosted_transactions import HostedTransactions
+from coordinator.slots import EMBEDDED, ServedSlots
 from coordinator.transaction_states import Member, Producer, Transaction
 from coordinator.transactions import TransactionCoordinator, TransactionLimits
 from protocol.errors import (
@@ -109,20 +119,25 @@ class Life:
         self.is_over = False
         self.ended = asyncio.Event()
         self.connection_lost = asyncio.Event()
-        self.logs = LocalLogs(cast(Engine, None))
+        catalog = LocalCatalog(cast(Engine, None), Settings())
+        catalog.known.put(world.topic)
+        self.logs = catalog.logs
         self.partitions = [self._opened(number) for number in range(len(world.partitions))]
         self.logs.add(self.partitions)
         self._queue: asyncio.Queue[PendingAppend] = asyncio.Queue()
         clock = cast(Clock, world)
-        markers = LocalMarkers(
-            MarkerWriter(self, cast(RowLanes, self)), self.logs, cast(GroupCoordinator, None)
-        )
+        slots = ServedSlots.alone()
+        leadership, peers = SingleBroker(BrokerEndpoint(1, "localhost", 9092)), Peers(1)
+        writer = MarkerWriter(self, cast(RowLanes, self))
+        here = MarkersHere(writer, SlotGroups(slots, {}), catalog)
+        markers = MarkersEverywhere(1, here, slots, leadership, peers)
         self.hosted = HostedTransactions(
-            cast(Engine, self), cast(RowLane, self), 1, SoleOwner(), markers, clock
+            cast(Engine, self), cast(RowLane, self), 1, slots, markers, clock
         )
         limits = TransactionLimits(TIMEOUT_MS, 10, 10**12)
         self.coordinator = TransactionCoordinator(self.hosted, world, limits, clock)
-        self.checks = TransactionChecks(LocalCoordinator(self.coordinator))
+        transactions = SlotTransactions(slots, {EMBEDDED: self.coordinator})
+        self.checks = TransactionChecks(CoordinatorCalls(slots, transactions, leadership, peers))
         self.refused = RefusedBatches()
         self._tasks = [asyncio.create_task(self._run_lane())]
         world.lives += 1

@@ -1,9 +1,9 @@
-"""Transactional ids of several shards, and what their coordinators ask other brokers to do.
+"""The transactional ids of all slots, and what their coordinators ask other brokers to do.
 
 Between brokers two of Kafka's requests are enough. The leader of a partition asks the coordinator
 with AddPartitionsToTxn whether a transaction includes it; the coordinator ends transactions with
 WriteTxnMarkers. The offsets of a group are named, as in Kafka, by a partition of
-`__consumer_offsets`: here that is the slot of the group.
+`__consumer_offsets`: the slot of the group. A broker that serves every slot asks nobody.
 """
 
 from __future__ import annotations
@@ -21,17 +21,14 @@ from kafka.protocol.producer import (
     WriteTxnMarkersResponse,
 )
 
-from broker.cluster.coordinator_hosts import CoordinatorHosts
-from broker.cluster.groups import ShardedGroups
-from broker.cluster.leadership import SlotLeadership
-from broker.cluster.peers import Peers
-from broker.cluster.served_slots import ServedSlots
-from broker.cluster.slot_logs import SlotLogs
-from broker.cluster.topics import SharedCatalog
-from broker.leadership import BrokerEndpoint
+from broker.leadership import BrokerEndpoint, Leadership
+from broker.slots.groups import SlotGroups
+from broker.slots.peers import Peers
+from broker.topics import TopicCatalog
 from broker.transaction_markers import Marker, MarkerWriter
 from common.clock import wall_ms
 from coordinator.messages import OFFSETS_TOPIC
+from coordinator.slots import ServedSlots
 from coordinator.transaction_states import Member, Producer, Transaction, offsets_member
 from coordinator.transactions import TransactionCoordinator
 from protocol.errors import (
@@ -46,27 +43,19 @@ from protocol.errors import (
 )
 
 _ADD_VERSION, _MARKERS_VERSION = 5, 2
-_UNKNOWN_FOR_MS = 60_000
-"""After this long a topic that this broker does not know has been deleted."""
 
 
-class ShardedTransactions:
-    """Over several shards what `TransactionCoordinator` is to a single broker."""
-
+class SlotTransactions:
     def __init__(
-        self,
-        slots: ServedSlots,
-        owners: CoordinatorHosts,
-        coordinators: Mapping[str, TransactionCoordinator],
+        self, slots: ServedSlots, coordinators: Mapping[str, TransactionCoordinator]
     ) -> None:
         """`coordinators`: by the name of the shard that has the rows of their ids."""
         self._slots = slots
-        self._owners = owners
         self._coordinators = coordinators
 
     def coordinator_of(self, transactional_id: str) -> TransactionCoordinator:
         """Raises `NotCoordinator` and `CoordinatorLoadInProgress`."""
-        return self._coordinators[self._owners.of_id(transactional_id).name]
+        return self._coordinators[self._slots.shard_of(transactional_id)]
 
     def all(self) -> list[Transaction]:
         return [found for one in self._coordinators.values() for found in one.all()]
@@ -121,14 +110,17 @@ class ShardedTransactions:
         await asyncio.gather(*(one.close() for one in self._coordinators.values()))
 
 
-class CoordinatorsOfCluster:
-    """`CoordinatorCalls`: asks the coordinator of a transactional id, wherever it is."""
+class CoordinatorCalls:
+    """Asks the coordinator of a transactional id, on whichever broker it is.
+
+    Methods raise as those of `TransactionCoordinator`.
+    """
 
     def __init__(
         self,
         slots: ServedSlots,
-        transactions: ShardedTransactions,
-        leadership: SlotLeadership,
+        transactions: SlotTransactions,
+        leadership: Leadership,
         peers: Peers,
     ) -> None:
         self._slots = slots
@@ -137,6 +129,7 @@ class CoordinatorsOfCluster:
         self._peers = peers
 
     async def add(self, transactional_id: str, producer: Producer, member: Member) -> None:
+        """Make the partition part of the producer's transaction of version 2."""
         with suppress(NotCoordinator):
             coordinator = self._transactions.coordinator_of(transactional_id)
             await coordinator.add(transactional_id, producer, (member,), version=2)
@@ -150,12 +143,21 @@ class CoordinatorsOfCluster:
         await self._ask(transactional_id, producer, member, verify_only=True)
 
     async def add_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
+        """Make the offsets of the group part of it."""
+        with suppress(NotCoordinator):
+            coordinator = self._transactions.coordinator_of(transactional_id)
+            await coordinator.add(transactional_id, producer, groups=(group_id,), version=2)
+            return
         member = offsets_member(self._slots.of_group(group_id))
-        await self.add(transactional_id, producer, member)
+        await self._ask(transactional_id, producer, member, verify_only=False)
 
     async def verify_group(self, transactional_id: str, producer: Producer, group_id: str) -> None:
+        with suppress(NotCoordinator):
+            coordinator = self._transactions.coordinator_of(transactional_id)
+            coordinator.verify_group(transactional_id, producer, group_id)
+            return
         member = offsets_member(self._slots.of_group(group_id))
-        await self.verify(transactional_id, producer, member)
+        await self._ask(transactional_id, producer, member, verify_only=True)
 
     async def _ask(
         self, transactional_id: str, producer: Producer, member: Member, *, verify_only: bool
@@ -187,11 +189,8 @@ class CoordinatorsOfCluster:
 class MarkersHere:
     """Ends transactions in the partitions and groups of this broker."""
 
-    def __init__(
-        self, writer: MarkerWriter, logs: SlotLogs, groups: ShardedGroups, topics: SharedCatalog
-    ) -> None:
+    def __init__(self, writer: MarkerWriter, groups: SlotGroups, topics: TopicCatalog) -> None:
         self._writer = writer
-        self._logs = logs
         self._groups = groups
         self._topics = topics
 
@@ -200,7 +199,7 @@ class MarkersHere:
         if member.topic == OFFSETS_TOPIC:
             await self._groups.end_transaction(member.partition, marker)
             return
-        log = self._logs.find(member.topic_id, member.partition)
+        log = self._topics.logs.find(member.topic_id, member.partition)
         if log is None:
             self.check_deleted(member, NotLeaderOrFollower(f"the log of {member} is not open"))
             return
@@ -222,36 +221,39 @@ class MarkersHere:
         """
         if member.topic == OFFSETS_TOPIC or self._topics.by_id(member.topic_id) is not None:
             return member
+        late_max_ms = self._topics.late_max_ms
+        if late_max_ms == 0:
+            return None
         topic = self._topics.get(member.topic)
         if topic is not None and member.partition < topic.partitions:
             return member._replace(topic_id=topic.topic_id)
         is_gone = topic is not None or str(member.topic_id) in self._topics.gone
-        if not is_gone and wall_ms() - since_ms < _UNKNOWN_FOR_MS:
+        if not is_gone and wall_ms() - since_ms < late_max_ms:
             raise UnknownTopicOrPartition(f"{member} is not known here yet")
         return None
 
 
-class MarkersOfCluster:
-    """`Markers`: ends transactions in partitions and groups, wherever they are."""
+class MarkersEverywhere:
+    """`Markers`: ends transactions in partitions and groups, on whichever broker they are."""
 
     def __init__(
         self,
         node_id: int,
         here: MarkersHere,
-        owners: CoordinatorHosts,
-        leadership: SlotLeadership,
+        slots: ServedSlots,
+        leadership: Leadership,
         peers: Peers,
     ) -> None:
         self._node_id = node_id
         self._here = here
-        self._owners = owners
+        self._slots = slots
         self._leadership = leadership
         self._peers = peers
 
     async def write(self, transaction: Transaction) -> None:
         """Raises `KafkaError` and `EngineError`: then some may be written."""
-        epoch = self._owners.epoch_of(transaction.transactional_id)
-        if not self._owners.may_coordinate(transaction.transactional_id):
+        epoch = self._slots.epoch_of(transaction.transactional_id)
+        if not self._slots.may_coordinate(transaction.transactional_id):
             raise NotCoordinator(f"{transaction.transactional_id!r} has moved")
         marker = Marker(
             Producer(transaction.producer_id, transaction.epoch),
@@ -259,7 +261,7 @@ class MarkersOfCluster:
             coordinator_epoch=epoch,
             raises_epoch=transaction.version >= 2,
         )
-        slots = {self._owners.slot_of(group_id) for group_id in transaction.groups}
+        slots = {self._slots.of_group(group_id) for group_id in transaction.groups}
         members = {offsets_member(slot) for slot in slots}
         for member in transaction.members:
             current = self._here.current(member, transaction.updated_ms)

@@ -1,0 +1,8 @@
+"""What belongs to slots, on any broker: consumer groups and transactions.
+
+A single broker serves all slots; a broker of a cluster serves those that its session owns
+(coordinator/slots.py).
+
+* groups.py, transactions.py: what handlers see, and what coordinators ask other brokers.
+* peers.py: the connections to the other brokers; a single broker has none.
+"""

@@ -56,8 +56,10 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
         for target in targets:
             wire.ask(messages.produce(target, messages.small_batch()), VERSION)
             broker.sql("SELECT count() FROM messages")  # so that each batch is a part
+        broker.pause()  # the engine renames and deletes what it writes
         files = {path.name for path in broker.data_dir.rglob("*")}
         exposed = open_to_others(broker.data_dir)
+        broker.resume()
     broker.stop()
     return Written(broker.data_dir, targets, files, exposed)
 

@@ -52,9 +52,9 @@ BREAKS = [
         "a partition gets no marker",
         (
             Change(
-                "broker/transaction_markers.py",
-                "for one in transaction.members]\n",
-                "for one in sorted(transaction.members)[:1]]\n",
+                "broker/slots/transactions.py",
+                "for member in transaction.members:\n",
+                "for member in sorted(transaction.members)[:1]:\n",
             ),
         ),
         "is stuck",
@@ -170,9 +170,9 @@ BREAKS = [
         "a batch needs no transaction that includes its partition",
         (
             Change(
-                "broker/transaction_checks.py",
-                "        self._coordinator.verify(transactional_id, producer, member)\n",
-                "        pass\n",
+                "broker/slots/transactions.py",
+                "            self._transactions.verify(transactional_id, producer, member)\n",
+                "            pass\n",
             ),
         ),
         "",

@@ -33,6 +33,8 @@ TABLES = frozenset(SYNCED_TABLES)
 """The tables of which brokers send blocks. A row of theirs may be there twice after a crash, unless
 it is of the log: see storage/journal.py."""
 _CHECK_IN_THREAD_BYTES = 256 << 10
+_LEARN_MAX_BYTES = 1 << 20
+"""The columns of a larger block are not read: the block costs less directly."""
 _SHAPES_MAX = 1000
 # What may differ between the type of a block and that of its table: each value of one is a value of
 # the other.
@@ -138,7 +140,7 @@ class BlockIntake:
 
     async def _learn(self, table: str, columns: str, block: bytes, changes: int) -> bool:
         """Whether the table has the columns of this block, which are remembered then."""
-        if len(self._shapes) >= _SHAPES_MAX:
+        if len(block) > _LEARN_MAX_BYTES or len(self._shapes) >= _SHAPES_MAX:
             return False
         try:
             found = await asyncio.to_thread(block_columns, block)

@@ -64,15 +64,15 @@ class HttpListener:
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Accept no more connections, and close those that ask nothing.
+        """Accept no more connections. The runner closes those that are open.
 
-        The runner closes the others. It would wait 10 s for the rest of a body whose statement was
-        refused before all of it had come.
+        It would wait 10 s for the rest of a body whose statement was refused before all of it came:
+        such connections are closed here.
         """
         if self._server is not None:
             self._server.close()
         for visitor in tuple(self._visitors.values()):
-            if not visitor.busy:
+            if not visitor.busy and visitor.sends_body:
                 visitor.close()
         await self._look.close()
 
@@ -152,8 +152,7 @@ class _Visitor(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if not self._is_in:
             return
-        is_body = self._body is not None and not self._body.is_eof()
-        if not self.busy and not is_body and self._head_since is None:
+        if not self.busy and not self.sends_body and self._head_since is None:
             self._head_since = asyncio.get_running_loop().time()
         self.inner.data_received(data)
 
@@ -171,6 +170,11 @@ class _Visitor(asyncio.Protocol):
         self._listener.leave(self)
         if self._is_in:
             self.inner.connection_lost(exc)
+
+    @property
+    def sends_body(self) -> bool:
+        """Whether the last request was answered before all of its body came."""
+        return self._body is not None and not self._body.is_eof()
 
     def begin_request(self) -> None:
         self.busy = True

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import click
@@ -226,6 +225,16 @@ def test_progress_is_rows_of_a_total_their_rate_and_the_time_left(
     assert shown.line() == "audit: looking"
 
 
+def test_nothing_is_told_before_the_first_step() -> None:
+    told: list[str] = []
+    shown = progress.JobProgress("counts", told.append)
+    shown.tell()
+    shown.step("reading")
+    shown.tell()
+
+    assert told[0] == "counts: reading"
+
+
 def test_progress_without_a_terminal_is_lines_on_stderr(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -238,7 +247,6 @@ def test_progress_without_a_terminal_is_lines_on_stderr(
             asked.release()
             return 7
 
-        time.sleep(0.05)  # there is nothing to say yet
         run.progress.step("reading", 10, done)
         # The line is made of three calls, and written before the next one.
         assert all(asked.acquire(timeout=30) for _ in range(4))

@@ -18,6 +18,7 @@ from tests.support.collected import Collected, collect
 from tests.support.waiting import until
 
 PROJECT = Path(__file__).resolve().parents[2]
+PYTEST = str(Path(sys.executable).with_name("pytest"))
 
 
 def script() -> ModuleType:
@@ -167,8 +168,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run_in(project: Path, *arguments: str) -> tuple[int, str]:
-    pytest_command = str(Path(sys.executable).with_name("pytest"))
-    command = [sys.executable, "tools/run-tests", "--pytest", pytest_command, *arguments]
+    command = [sys.executable, "tools/run-tests", "--pytest", PYTEST, *arguments]
     ended = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     return ended.returncode, ended.stdout + ended.stderr
 
@@ -196,6 +196,21 @@ def test_the_files_of_a_lane_in_memory_are_gone_when_the_run_has_ended(project: 
     assert good.is_relative_to(project / "memory")
     assert not bad.is_relative_to(project / "memory")
     assert list((project / "memory").iterdir()) == []
+
+
+def test_a_run_in_the_background_of_a_shell_can_be_ended(project: Path) -> None:
+    began = project / "began.txt"
+    for name in ("good", "bad"):
+        test = f"def test_it(): open({str(began)!r}, 'w').close(); __import__('time').sleep(60)"
+        (project / name / f"test_{name}.py").write_text(test)
+    command = [sys.executable, "tools/run-tests", "--pytest", PYTEST]
+    run = subprocess.Popen(["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command], cwd=project)
+    try:
+        until(began.exists)
+        run.terminate()
+        assert run.wait(30) == 143
+    finally:
+        run.kill()
 
 
 def test_a_failed_lane_is_shown_and_fails_the_run_and_the_others_run_all_the_same(

@@ -21,7 +21,7 @@ from broker.log.open_reads import OpenRead, OpenReads
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import IS_IN_RANGE, log_parameters
 from broker.log.row_sources import RowSources
-from broker.log.transaction_tables import aborted_between
+from broker.log.transaction_tables import stored_aborted
 from broker.log.transactions import AbortedTransaction
 from common.counted_lines import counted
 from common.timings import Timings
@@ -165,17 +165,14 @@ class ColdReader:
         self._read_ahead(partition, segment.end, self._share(_AHEAD_BYTES, 2) - left)
         return found
 
-    async def aborted(
+    async def stored_aborted(
         self, partition: PartitionLog, first: int, end: int
     ) -> list[AbortedTransaction]:
-        """Aborted transactions with records in first <= offset < end, in the order of their ends.
+        """Aborted transactions in the table with records in first <= offset < end.
 
-        Raises `EngineError`, only where the list of the partition does not go back so far.
+        Raises `EngineError`.
         """
-        listed = partition.transactions
-        if first >= listed.listed_from:
-            return listed.aborted_between(first, end)
-        return await aborted_between(self._row_sources.engines(partition), partition, first, end)
+        return await stored_aborted(self._row_sources.engines(partition), partition, first, end)
 
     def forget(self, partition: PartitionLog) -> None:
         """Rows of the partition have been removed: drop everything that was read before."""

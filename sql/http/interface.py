@@ -24,13 +24,13 @@ from sql.http.answers import HOLD_BYTES, AnswerWriter
 from sql.http.body import Body, CodingThreads, Patience, StalledError
 from sql.http.codings import CodingError, UnknownCoding
 from sql.http.compressed_blocks import BlockDecoder
+from sql.http.endings import GoneClients, StatementsById
 from sql.http.engine import MARK, SqlEngine
 from sql.http.errors import SYNTAX_ERROR, CredentialsNeeded, SqlError, sql_error
 from sql.http.gateway import SqlGateway, people_gateway
 from sql.http.go_hello import FACTS, FACTS_FORMAT, hello_block, is_hello
-from sql.http.gone_clients import GoneClients
 from sql.http.handles import NO_EXPRESSIONS, StatementContext
-from sql.http.kill_query import StatementsById
+from sql.http.limits import RequestPlaces, TemporaryFiles
 from sql.http.login import PeopleLogin, SqlLogin
 from sql.http.pool import KILL_AGAIN_S, Permit
 from sql.http.request import (
@@ -42,10 +42,8 @@ from sql.http.request import (
     read_request,
     url_parameters,
 )
-from sql.http.request_places import RequestPlaces
 from sql.http.room import Hold, Room
 from sql.http.settings import SqlSettings
-from sql.http.temporary_files import TemporaryFiles
 from sql.http.text import InsertData, NotAnInsert, Unfinished, insert_head, output_clauses
 from sql.http.web_pages import refuse_other_sites
 from storage.view_doubts import InDoubt

@@ -17,13 +17,13 @@ from typing import Any
 from uuid import UUID
 
 from common.clock import DAY_MS, MINUTE_MS, SECOND_MS, Clock
-from coordinator.followers import Follower
 from coordinator.messages import (
     UNKNOWN_GENERATION,
     UNKNOWN_MEMBER_ID,
     Client,
     CommittedOffset,
     Committer,
+    Follower,
     OffsetCommit,
     TopicPartition,
 )

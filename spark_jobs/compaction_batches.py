@@ -3,7 +3,7 @@
 A batch is one row: ranges of offsets of one partition, at most `BATCH_RECORDS` records in
 `BATCH_RANGES` ranges. Its id follows from the run, the partition and the offsets, and is the
 insert's deduplication token: a task that runs again stores nothing twice. Which records are removed
-is decided in compaction_decision.py; broker/log/removals.py removes them.
+is decided in compaction.py; broker/log/removals.py removes them.
 """
 
 from __future__ import annotations

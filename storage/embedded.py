@@ -86,7 +86,7 @@ _PART_MAX_BYTES = 150 << 30  # ClickHouse's default
 _TO_START_BYTES = 1 << 20
 """For the engine's configuration and its own small files."""
 _READERS = 8
-"""More than cold reads keep open when they do not read (broker/log/open_reads.py)."""
+"""More than cold reads keep open when they do not read (`OpenReads` of broker/log/reader.py)."""
 
 
 @dataclass(frozen=True, slots=True)

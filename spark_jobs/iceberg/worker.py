@@ -19,7 +19,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from pyiceberg.catalog import Catalog
 
-from common.garbage import collect_garbage_less
+from common.process import collect_garbage_less
 from common.tasks import Backoff
 from spark_jobs import feed_state
 from spark_jobs.iceberg import tables

@@ -12,8 +12,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_jobs.compaction import PRODUCERS, RECORDS, TARGETS, decide
 from spark_jobs.compaction_batches import RemovalWriter, ranges_of
-from spark_jobs.compaction_decision import PRODUCERS, RECORDS, TARGETS, decide
 from spark_jobs.compaction_targets import CompactionTarget
 from tests.support.compaction_model import History, Row, Rules, decided, random_rows
 

@@ -541,9 +541,11 @@ def _response(request: Request[Api], finished: asyncio.Future[Finished], peer: s
     except Exception:
         log.exception(
             "%s: %s version %d failed",
-            peer, request.api.key.name, request.header.api_version,
+            peer,
+            request.api.key.name,
+            request.header.api_version,
             extra=counted(request.api.key.name),
-        )  # fmt: skip
+        )
         return _error_response(
             request, UnknownServerError("The request failed; see the broker's log.")
         )

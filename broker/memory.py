@@ -268,8 +268,15 @@ class ResponseCharge:
     """What the responses of one connection hold, until they have been sent."""
 
     __slots__ = (
-        "_batches", "_closed", "_memory", "_own", "_reserved", "_shared", "_taken", "has_to_share",
-    )  # fmt: skip
+        "_batches",
+        "_closed",
+        "_memory",
+        "_own",
+        "_reserved",
+        "_shared",
+        "_taken",
+        "has_to_share",
+    )
 
     def __init__(self, memory: ResponseMemory) -> None:
         self._memory = memory

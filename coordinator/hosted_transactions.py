@@ -245,11 +245,10 @@ def transaction_row(
     transaction: Transaction, version: int, node_id: int, *, removed: bool = False
 ) -> TableRows:
     t = transaction
-    row = (
-        t.transactional_id, version, t.producer_id, t.epoch, t.last_epoch, t.previous_producer_id,
-        t.next_producer_id, t.timeout_ms, t.state.value, t.version, sorted(t.members),
-        sorted(t.groups), max(t.started_ms, 0), t.updated_ms, removed, node_id,
-    )  # fmt: skip
+    producer = t.producer_id, t.epoch, t.last_epoch, t.previous_producer_id, t.next_producer_id
+    state = t.timeout_ms, t.state.value, t.version, sorted(t.members), sorted(t.groups)
+    times = max(t.started_ms, 0), t.updated_ms
+    row = (t.transactional_id, version, *producer, *state, *times, removed, node_id)
     return TableRows(TRANSACTIONS, [row])
 
 
@@ -272,10 +271,9 @@ async def matching_ids(engine: Engine, pattern: str) -> set[str]:
 
 
 def _transaction(row: Row) -> Transaction:
-    (
-        transactional_id, _, producer_id, epoch, last_epoch, previous_id, next_id, timeout_ms,
-        state, version, topics, topic_ids, partitions, groups, started_ms, updated_ms, _,
-    ) = row  # fmt: skip
+    transactional_id, _, producer_id, epoch, last_epoch, previous_id, next_id, *rest = row
+    timeout_ms, state, version, topics, topic_ids, partitions, groups, *times, _ = rest
+    started_ms, updated_ms = times
     return Transaction(
         transactional_id=transactional_id,
         producer_id=producer_id,

@@ -141,9 +141,14 @@ def _size_behind(version: int) -> int:
 
 def _response(topics: Sequence[MetadataResponse.MetadataResponseTopic]) -> MetadataResponse:
     return MetadataResponse(
-        throttle_time_ms=0, brokers=[], cluster_id="", controller_id=0, topics=list(topics),
-        authorized_operations=set(), error_code=0,
-    )  # fmt: skip
+        throttle_time_ms=0,
+        brokers=[],
+        cluster_id="",
+        controller_id=0,
+        topics=list(topics),
+        authorized_operations=set(),
+        error_code=0,
+    )
 
 
 def _encoded(response: MetadataResponse, version: int) -> bytes:

@@ -306,10 +306,9 @@ def _report(
         state = refused or target.reason or f"not compacted: {target.dirty:.0%} is new"
         if number in recent:
             state = f"{state}; {_why_nothing(recent[number], retry_window_ms)}"
-        rows.append(
-            (target.topic, target.partition, target.records, one.superseded, one.tombstones,
-             None if run.dry_run else count, one.bytes, state)
-        )  # fmt: skip
+        place = target.topic, target.partition, target.records
+        removals = one.superseded, one.tombstones, None if run.dry_run else count, one.bytes
+        rows.append((*place, *removals, state))
     would = sum(one.superseded + one.tombstones for one in totals.values())
     size = sum(one.bytes for one in totals.values())
     of = f"from {len(chosen)} of {counted(len(targets), 'partition')}"
@@ -318,13 +317,9 @@ def _report(
         if run.dry_run
         else f"removed {removed_records:,} records ({size:,} bytes) {of}"
     )
-    return JobReport(
-        ("topic", "partition", "rows before", "superseded", "tombstones", "removed", "bytes",
-         "state"),
-        rows,
-        summary,
-        ok=not refusals,
-    )  # fmt: skip
+    counts = "superseded", "tombstones", "removed", "bytes"
+    columns = ("topic", "partition", "rows before", *counts, "state")
+    return JobReport(columns, rows, summary, ok=not refusals)
 
 
 def _why_nothing(recent: int, retry_window_ms: int) -> str:

@@ -217,8 +217,11 @@ class EmbeddedEngine:
                     raise InsertRejected(str(error), error.code) from error
                 log.warning(
                     "insert %s was refused (attempt %d), retrying: %s",
-                    token, attempt, error, extra=counted(),
-                )  # fmt: skip
+                    token,
+                    attempt,
+                    error,
+                    extra=counted(),
+                )
 
     def _insert(
         self, lane: _Lane, statement: str, fill: Callable[[], None], guard: ViewGuard | None
@@ -253,9 +256,12 @@ class EmbeddedEngine:
         try:
             statement = f"{sql} SETTINGS preferred_block_size_bytes = {int(chunk_bytes)}"
             stream = await reader.run(
-                _guarded, reader.handle.send_query, statement, "Native",
+                _guarded,
+                reader.handle.send_query,
+                statement,
+                "Native",
                 params=parameter_texts(params),
-            )  # fmt: skip
+            )
             handle = reader.handle
             try:
                 while chunk := await reader.run(_next_chunk, handle, stream):

@@ -84,10 +84,15 @@ def _collect(
             code = 0
             commits.append(
                 OffsetCommit(
-                    name, topic_id, index, one.committed_offset, one.committed_leader_epoch,
-                    metadata, expire_time_ms,
+                    name,
+                    topic_id,
+                    index,
+                    one.committed_offset,
+                    one.committed_leader_epoch,
+                    metadata,
+                    expire_time_ms,
                 )
-            )  # fmt: skip
+            )
         answers.append((index, code))
     return answers
 

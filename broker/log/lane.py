@@ -268,9 +268,11 @@ class Lane:
         self._is_turn_of_large = True
         appends: list[PendingAppend] = []
         size = rows = 0
-        while self.queue and size < self._limits.block_max_bytes and (
-            rows < self._limits.block_max_rows
-        ):  # fmt: skip
+        while (
+            self.queue
+            and size < self._limits.block_max_bytes
+            and rows < self._limits.block_max_rows
+        ):
             append = self.queue.popleft()
             if self._large.holds(append.partition):
                 self._large.add(append)

@@ -77,9 +77,8 @@ def _version(
     log: PartitionLog, producer_id: int, epoch: int, start: int, *, ended: bool
 ) -> tuple[object, ...]:
     version = log.transactions.next_version(log.leader_epoch, wall_ms())
-    return (
-        log.topic.name, log.topic_id, log.partition, producer_id, epoch, start, ended, version
-    )  # fmt: skip
+    place = log.topic.name, log.topic_id, log.partition
+    return (*place, producer_id, epoch, start, ended, version)
 
 
 _ABORTED_BETWEEN = f"""

@@ -35,6 +35,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any
 
+from common.text_table import word_set
 from sql.http.engine import WHOLE, Handle, run
 from sql.http.errors import (
     STD_EXCEPTION,
@@ -66,9 +67,14 @@ class Action(Enum):
 
 
 def judge(
-    handle: Handle, sql: bytes, params: Mapping[str, str], role: Role, *, mark: bytes = b"",
+    handle: Handle,
+    sql: bytes,
+    params: Mapping[str, str],
+    role: Role,
+    *,
+    mark: bytes = b"",
     iceberg: bool = False,
-) -> Action:  # fmt: skip
+) -> Action:
     """How to run this statement. SqlError if it does not parse or this role may not run it.
 
     `handle` is already narrowed to the role. Nothing of `sql` is executed, but for what resolved.py
@@ -243,13 +249,11 @@ def _compound_name(words: list[Token], params: Mapping[str, str]) -> str:
 
 # Table functions that read nothing but the engine's own tables, or nothing at all. In lower case,
 # because the engine takes some of them in any: the JDBC driver writes VALUES.
-_TABLE_FUNCTIONS = frozenset(
-    {
-        "dictionary", "fuzzjson", "generaterandom", "generateseries", "generate_series", "input",
-        "loop", "merge", "mergetreeindex", "mergetreeprojection", "null", "numbers", "numbers_mt",
-        "primes", "sqlstandardvalues", "values", "view", "viewexplain", "zeros", "zeros_mt",
-    }
-)  # fmt: skip
+_TABLE_FUNCTIONS = word_set("""
+    dictionary fuzzjson generaterandom generateseries generate_series input loop merge
+    mergetreeindex mergetreeprojection null numbers numbers_mt primes sqlstandardvalues values
+    view viewexplain zeros zeros_mt
+""")
 _WITH_ICEBERG = _TABLE_FUNCTIONS | {"iceberglocal"}
 _OVER_TABLE_FUNCTIONS = ("TableExpression", "CreateQuery", "InsertQuery")
 _TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
@@ -327,9 +331,10 @@ def _lines(handle: Handle, statement: bytes, params: Mapping[str, str]) -> str:
     tree = _told(handle, statement, params)
     if len(tree) > TREE_MAX_BYTES:
         raise sql_error(
-            SYNTAX_ERROR, "SYNTAX_ERROR",
+            SYNTAX_ERROR,
+            "SYNTAX_ERROR",
             f"Syntax error: the syntax tree has {len(tree)} bytes, and may have {TREE_MAX_BYTES}",
-        )  # fmt: skip
+        )
     return tree.decode("utf-8", "replace")
 
 

@@ -324,9 +324,13 @@ class HttpInterface:
         return nullcontext()
 
     async def _run(
-        self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,
+        self,
+        request: web.Request,
+        wanted: SqlRequest,
+        context: StatementContext,
+        text: bytes,
         permit: Permit,
-    ) -> web.StreamResponse:  # fmt: skip
+    ) -> web.StreamResponse:
         """Any statement but an INSERT with data."""
         gateway, answers = self._gateway, self._answers
         default_format = wanted.default_format or DEFAULT_FORMAT
@@ -345,9 +349,15 @@ class HttpInterface:
         return await answers.stream(request, wanted, query, fmt)
 
     async def _insert(
-        self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,
-        head: InsertData, body: Body, permit: Permit,
-    ) -> web.StreamResponse:  # fmt: skip
+        self,
+        request: web.Request,
+        wanted: SqlRequest,
+        context: StatementContext,
+        text: bytes,
+        head: InsertData,
+        body: Body,
+        permit: Permit,
+    ) -> web.StreamResponse:
         """An INSERT with data: `text` is its statement and the first of its data."""
         data = text[head.data_start :]
         if head.format.lower() == "values":
@@ -404,9 +414,10 @@ async def _read_statement(
         limit = wanted.max_query_bytes()
         if len(text) > limit:
             raise sql_error(
-                SYNTAX_ERROR, "SYNTAX_ERROR",
+                SYNTAX_ERROR,
+                "SYNTAX_ERROR",
                 f"Syntax error: Max query size exceeded (max_query_size = {limit})",
-            )  # fmt: skip
+            )
         piece = await body.read()
     assert isinstance(head, NotAnInsert | Unfinished)
     return bytes(text), None

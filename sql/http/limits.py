@@ -61,9 +61,10 @@ class RequestPlaces:
 
 def _too_many(why: str) -> SqlError:
     return sql_error(
-        202, "TOO_MANY_SIMULTANEOUS_QUERIES",
+        202,
+        "TOO_MANY_SIMULTANEOUS_QUERIES",
         f"Too many simultaneous queries: {why}: send the query again later",
-    )  # fmt: skip
+    )
 
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.text_table import read_table
+from common.text_table import read_lists, read_table, word_set
 
 
 def test_a_cell_is_found_by_its_row_and_column() -> None:
@@ -26,3 +26,19 @@ def test_a_row_with_other_columns_or_that_is_there_already_is_refused(row: str) 
             push  stays  opens
             {row}
         """)
+
+
+def test_a_list_goes_on_in_indented_lines() -> None:
+    lists = read_lists("""
+Two words: one two
+Many: three four
+    five
+Nothing:
+""")
+
+    assert lists == {"Two words": ("one", "two"), "Many": ("three", "four", "five"), "Nothing": ()}
+    assert list(lists) == ["Two words", "Many", "Nothing"]
+
+
+def test_a_set_of_words_has_each_word_of_the_text() -> None:
+    assert word_set("\n    one two\n    three\n") == {"one", "two", "three"}

@@ -138,9 +138,13 @@ def _killed(one: Contender, options: argparse.Namespace) -> str:
         number = next(numbers)
         sent = number + 1
         value = {
-            "id": number, "sent_us": time.time_ns() // 1000, "name": f"customer {number % 1000}",
-            "country": "DE", "paid": True, "note": "x" * 60,
-        }  # fmt: skip
+            "id": number,
+            "sent_us": time.time_ns() // 1000,
+            "name": f"customer {number % 1000}",
+            "country": "DE",
+            "paid": True,
+            "note": "x" * 60,
+        }
         return str(number), json.dumps(value)
 
     def rows() -> int:
@@ -203,7 +207,8 @@ def _connector(directory: Path, options: argparse.Namespace) -> Iterator[Contend
         engine.sql(f"CREATE TABLE {TOPIC} {TABLE}")
         host, _, port = engine.http.rpartition(":")
         worker = ConnectWorker(
-            directory, kafka.kafka,
+            directory,
+            kafka.kafka,
             {
                 "plugin.path": str(options.connector),
                 # The shortest that Kafka allows: a killed worker leaves its groups sooner.
@@ -213,7 +218,7 @@ def _connector(directory: Path, options: argparse.Namespace) -> Iterator[Contend
                 # At the default of 60 s no kill would find an offset that was committed.
                 "offset.flush.interval.ms": "1000",
             },
-        )  # fmt: skip
+        )
         # A failure may be seen twice before the task is restarted; its trace has the offsets.
         wrong: set[str] = set()
 

@@ -90,13 +90,38 @@ class IcebergJob(FeedJob):
     def __init__(self, broker: BrokerProcess, warehouse: Path, name: str, interval_s: int) -> None:
         super().__init__(broker)
         self._command = [
-            sys.executable, "-m", "broker.cli", "jobs", "run", "iceberg",
-            "--bootstrap", broker.kafka, "--http", broker.http_url, "--user", USER,
-            "--password", PASSWORD, "--master", f"local[{TASKS}]", "--name", name,
-            "--control-topic", f"control-{name}", "--topic", TOPIC, "--catalog", str(warehouse),
-            "--table", "db.events", "--create", "--interval-ms", str(interval_s * 1000),
-            "--timeout-ms", str(TIMEOUT_MS),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "broker.cli",
+            "jobs",
+            "run",
+            "iceberg",
+            "--bootstrap",
+            broker.kafka,
+            "--http",
+            broker.http_url,
+            "--user",
+            USER,
+            "--password",
+            PASSWORD,
+            "--master",
+            f"local[{TASKS}]",
+            "--name",
+            name,
+            "--control-topic",
+            f"control-{name}",
+            "--topic",
+            TOPIC,
+            "--catalog",
+            str(warehouse),
+            "--table",
+            "db.events",
+            "--create",
+            "--interval-ms",
+            str(interval_s * 1000),
+            "--timeout-ms",
+            str(TIMEOUT_MS),
+        ]
 
     def kill(self) -> None:
         with redirect_stdout(sys.stderr):
@@ -287,9 +312,11 @@ def _connector(
         worker.configure(name, connector)
         with worker.attended(name) as failures:
             yield Sink(
-                "connector", f"connect-{name}", lambda: [worker.pid],
+                "connector",
+                f"connect-{name}",
+                lambda: [worker.pid],
                 lambda: iceberg_table.newest(warehouse, "db", "events"),
-            )  # fmt: skip
+            )
     for trace in failures:
         print(f"a task of the connector failed: {trace.splitlines()[0]}", file=sys.stderr)
 
@@ -338,11 +365,15 @@ def _fill(kafka: str, records: int) -> float:
 
 def _value(number: int) -> bytes:
     record = {
-        "id": number, "at": f"2026-11-24T10:{number // 60_000 % 60:02}:{number // 1000 % 60:02}",
-        "amount": number % 100_000 / 4, "name": f"customer {number * 7919 % 100_003}",
-        "country": ("DE", "FR", "PL", "US")[number % 4], "items": number % 7,
-        "paid": number % 3 > 0, "note": f"{number * 104_729 % 1_000_003:>060}",
-    }  # fmt: skip
+        "id": number,
+        "at": f"2026-11-24T10:{number // 60_000 % 60:02}:{number // 1000 % 60:02}",
+        "amount": number % 100_000 / 4,
+        "name": f"customer {number * 7919 % 100_003}",
+        "country": ("DE", "FR", "PL", "US")[number % 4],
+        "items": number % 7,
+        "paid": number % 3 > 0,
+        "note": f"{number * 104_729 % 1_000_003:>060}",
+    }
     return json.dumps(record).encode()
 
 

@@ -63,9 +63,10 @@ def _grow(kind: str, directory: Path, properties: Mapping[str, str], commits: in
         loading.append(time.perf_counter() - began)
         assert tables.stored_offsets(table, offsets).get(0, 0) == number - 1
         summary = {
-            COMMIT_ID: f"{number:032x}", offsets: json.dumps({0: number}),
+            COMMIT_ID: f"{number:032x}",
+            offsets: json.dumps({0: number}),
             VALID_THROUGH: str(time.time_ns() // 1_000_000),
-        }  # fmt: skip
+        }
         tables.commit(table, [files], summary)
         committing.append(time.perf_counter() - began)
         if number in _AT:

@@ -94,8 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     print("| | median | lowest | highest |\n|---|---:|---:|---:|")
     for what, seconds in took.items():
-        print(f"| {what} | {statistics.median(seconds):.1f} | {min(seconds):.1f}"
-              f" | {max(seconds):.1f} |")  # fmt: skip
+        print(
+            f"| {what} | {statistics.median(seconds):.1f} | {min(seconds):.1f}"
+            f" | {max(seconds):.1f} |"
+        )
 
 
 def _fill(data: Path, options: argparse.Namespace) -> None:
@@ -103,9 +105,13 @@ def _fill(data: Path, options: argparse.Namespace) -> None:
     broker.start()
     broker.stop()
     values = {
-        "topic_id": uuid4(), "from_ms": (int(time.time()) - _DAY_S) * 1000, "day_s": _DAY_S,
-        "day_ms": _DAY_S * 1000, "late_s": _LATE_S, **vars(options),
-    }  # fmt: skip
+        "topic_id": uuid4(),
+        "from_ms": (int(time.time()) - _DAY_S) * 1000,
+        "day_s": _DAY_S,
+        "day_ms": _DAY_S * 1000,
+        "late_s": _LATE_S,
+        **vars(options),
+    }
     engine = EngineProcess(data)
     engine.start()
     engine.sql(

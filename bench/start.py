@@ -83,8 +83,13 @@ def _environment() -> Mapping[str, str]:
 def _help(tree: Path, *command: str) -> Took:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.monotonic()
-    subprocess.run([*_COMMAND, *command, "--help"], cwd=tree, env=_environment(), check=True,
-                   stdout=subprocess.DEVNULL)  # fmt: skip
+    subprocess.run(
+        [*_COMMAND, *command, "--help"],
+        cwd=tree,
+        env=_environment(),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     wall_s = time.monotonic() - began
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
@@ -95,8 +100,14 @@ def _start(tree: Path, data_dir: Path) -> Took:
     kafka, http = (f"127.0.0.1:{free_port()}" for _ in range(2))
     command = [*_COMMAND, "serve", "--data-dir", str(data_dir), "--kafka", kafka, "--http", http]
     began = time.monotonic()
-    with subprocess.Popen(command, cwd=tree, env=_environment(), stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True) as broker:  # fmt: skip
+    with subprocess.Popen(
+        command,
+        cwd=tree,
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as broker:
         assert broker.stdout is not None
         assert any(line.startswith(_READY) for line in broker.stdout), "the broker has ended"
         took = Took(time.monotonic() - began, cpu_seconds(broker.pid))

@@ -3,10 +3,10 @@
 * server.py starts and stops it; single.py builds it on the embedded engine, cluster/node.py on
   shards; wiring.py has the parts that both build alike; node.py is what request handlers reach.
 * control.py: the socket that `brokerhouse backup` connects to.
-* listener.py: the port; connection.py: one client; in_flight.py: the memory of requests.
+* listener.py: the port; connection.py: one client; memory.py: what requests and responses hold.
 * request_counts.py: what /metrics shows of requests, which monitoring/ makes.
-* response_memory.py: the memory of responses; outgoing.py: those that are not sent yet;
-  slow_clients.py: closes clients that do not read them; turns.py: who makes a large one next.
+* sending.py: whose turn it is to make a large response, what is not sent yet, clients that do not
+  read.
 * config.py: the settings; config_sources.py: flags, environment, file; effective_configs.py: the
   configs that apply to a topic; dynamic_settings.py: what changes while the broker runs.
 * admin_store.py: what administrators set beside topics, with stored_configs.py, client_quotas.py;

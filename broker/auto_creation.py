@@ -3,7 +3,8 @@
 Kafka answers such a request at once, with UNKNOWN_TOPIC_OR_PARTITION, and creates the topics in the
 background; clients ask again. Here the answer waits for a while, so most clients find their topics
 in the first answer. Names that come while topics are being created are created together
-afterwards, each once, however many clients ask for it.
+afterwards, each once, however many clients ask for it. The catalog (topics.py) does not know who
+asks, or why.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from pydantic.fields import FieldInfo
 
 from broker.named_addresses import NamedAddress, listeners_text, parse_listeners
 from common.address import Address, parse_address
-from common.machine import memory_bytes
+from common.process import memory_bytes
 from sql.http.settings import SqlLimits, SqlQueue, SqlSettings
 from storage.engine import PeopleBounds
 

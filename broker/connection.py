@@ -11,7 +11,13 @@ connection uses bounded memory whatever its client sends, and a slow client dela
 
 Responses go to the transport in slices, the next one when the last has left for the socket. What
 they hold is charged to one budget until all is sent (`ResponseMemory`), and a client that does not
-take its responses is closed (`SlowClients`)."""
+take its responses is closed (`SlowClients`).
+
+`asyncio.Protocol` gets a new `bytes` for whatever arrives, which is an allocation and a copy for
+each read. A `BufferedProtocol` names the place instead. One place is enough for all connections: a
+transport reads into it and calls `buffer_updated` before the event loop turns to another one
+(https://docs.python.org/3/library/asyncio-protocol.html#buffered-streaming-protocols). The rest of
+a large frame is received where the frame is put together."""
 
 from __future__ import annotations
 
@@ -28,17 +34,14 @@ from kafka.protocol.api_message import ApiMessage
 from broker.api import APIS
 from broker.api.api_versions import unsupported_api_versions
 from broker.api.context import Api, CloseConnection, RequestContext
+from broker.memory import is_tiny
 from broker.named_addresses import DEFAULT_LISTENER
 from broker.node import Broker
-from broker.outgoing import Outgoing, Piece
 from broker.request_counts import ApiCounts
-from broker.response_memory import is_tiny
-from broker.shared_buffer import SharedBufferProtocol, shared_buffer
-from broker.slow_clients import SlowClients
-from broker.turns import RecentCost, Turns
+from broker.sending import Outgoing, Piece, RecentCost, SlowClients, Turns
 from common.address import client_network
 from common.counted_lines import counted
-from protocol._frames import FrameError
+from protocol._frames import FrameError, FrameReader
 from protocol.codec import MalformedRequest, Request, decode_request, encode_response
 from protocol.errors import KafkaError, UnknownServerError
 from protocol.versions import ApiKey
@@ -61,6 +64,38 @@ Response: TypeAlias = ApiMessage | bytes | None
 """What a handler returns: a message, the body of one, or nothing to answer."""
 Finished: TypeAlias = Response | list[Piece]
 """A response that may be encoded already, in pieces."""
+
+
+_READ_BYTES = 256 << 10
+"""What one turn of the event loop takes from a socket at most; as uvloop does by default."""
+
+
+def shared_buffer() -> memoryview:
+    """A buffer for all connections of one event loop."""
+    return memoryview(bytearray(_READ_BYTES))
+
+
+class SharedBufferProtocol(asyncio.BufferedProtocol):
+    """Gives its subclass whole frames: `buffer_updated` has to call `_read`."""
+
+    def __init__(self, buffer: memoryview, frame_max_bytes: int) -> None:
+        self._shared = buffer
+        self._frames = FrameReader(frame_max_bytes)
+        self._has_place = False
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        place = self._frames.place(_READ_BYTES)
+        if place is None:
+            self._has_place = False
+            return self._shared
+        self._has_place = True
+        return place
+
+    def _read(self, nbytes: int) -> list[bytes]:
+        """The frames that what was just received completes. Raises `FrameError`."""
+        if self._has_place:
+            return self._frames.received(nbytes)
+        return self._frames.feed(self._shared, nbytes)
 
 
 class _BegunRequest(NamedTuple):
@@ -506,9 +541,11 @@ def _response(request: Request[Api], finished: asyncio.Future[Finished], peer: s
     except Exception:
         log.exception(
             "%s: %s version %d failed",
-            peer, request.api.key.name, request.header.api_version,
+            peer,
+            request.api.key.name,
+            request.header.api_version,
             extra=counted(request.api.key.name),
-        )  # fmt: skip
+        )
         return _error_response(
             request, UnknownServerError("The request failed; see the broker's log.")
         )

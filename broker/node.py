@@ -22,7 +22,6 @@ from broker.config import Settings
 from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
 from broker.fetch_sessions import FetchSessions
-from broker.in_flight import InFlight
 from broker.leadership import BrokerEndpoint, Leadership
 from broker.led_partitions import LedPartitions
 from broker.log.block import Appending
@@ -30,11 +29,11 @@ from broker.log.log_starts import LogStarts
 from broker.log.reader import ColdReader
 from broker.log.refused import RefusedBatches
 from broker.log.row_sources import RowSources
+from broker.memory import InFlight, ResponseMemory
 from broker.monitoring.families import MetricSource
 from broker.offsets_topic.offsets_topic import OffsetsTopic
 from broker.producer_ids import ProducerIds
 from broker.request_counts import FetchedCounts, RequestCounts
-from broker.response_memory import ResponseMemory
 from broker.slots.groups import SlotGroups
 from broker.slots.transactions import CoordinatorCalls, SlotTransactions
 from broker.stored_configs import Configs, StoredConfigs

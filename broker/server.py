@@ -32,8 +32,8 @@ from broker.node import BrokerRuntime
 from broker.single import open_engine, open_single
 from broker.start_error import StartError
 from common.address import parse_address
-from common.garbage import collect_garbage_less
 from common.logging import log_to_stderr
+from common.process import collect_garbage_less
 from common.tasks import Periodic
 from sql.http.listener import HttpListener
 from storage.data_directory import DataDirectoryError

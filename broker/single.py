@@ -38,10 +38,9 @@ from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
 from broker.log.transaction_tables import TransactionSweep
 from broker.log.write_lease import EndlessLease
-from broker.monitoring.engine import EngineMetrics
+from broker.monitoring.engine import EngineMetrics, JournalMetrics
 from broker.monitoring.families import MetricSource
 from broker.monitoring.groups import GroupMetrics
-from broker.monitoring.journal import JournalMetrics
 from broker.monitoring.logs import LaneSource, LogMetrics
 from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions

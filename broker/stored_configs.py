@@ -8,9 +8,14 @@ topics (broker/topics.py).
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from broker.admin_store import AdminStore
+from common.tasks import Outage, Periodic
+from storage.engine import EngineError
+from storage.registry import LOOK_ANYWAY_S
 
 _PREFIX = "config/"
 VERSION_KEY = "configs_version"
@@ -57,3 +62,35 @@ class StoredConfigs:
         await self._store.change(f"{_PREFIX}{kind}/{name}", change)
         await self.load()
         await self._announce()
+
+
+log = logging.getLogger(__name__)
+
+_WATCH_EVERY_S = 0.25
+
+
+class ConfigWatch:
+    """The task of one broker. Start and close `periodic`."""
+
+    def __init__(self, load: Callable[[], Awaitable[None]], latest: Callable[[], int]) -> None:
+        """`latest`: the version of the configs, as far as this broker knows without asking."""
+        self._load = load
+        self._latest = latest
+        self._seen = -1
+        self._looked_s = time.monotonic()
+        self._outage = Outage(
+            log, "configs cannot be read from the registry, retrying", "configs can be read again"
+        )
+        self.periodic = Periodic("configs-of-others", _WATCH_EVERY_S, self._look)
+
+    async def _look(self) -> None:
+        latest, now_s = self._latest(), time.monotonic()
+        if latest == self._seen and now_s - self._looked_s < LOOK_ANYWAY_S:
+            return
+        try:
+            await self._load()
+        except EngineError as error:
+            self._outage.failed(error)
+        else:
+            self._outage.worked()
+            self._seen, self._looked_s = latest, now_s

@@ -46,16 +46,23 @@ class MarkerWriter:
 
         # The lane makes the batch again, when it knows the offset.
         batch = control_batch(
-            *marker.producer, commit=marker.commit, coordinator_epoch=marker.coordinator_epoch,
+            *marker.producer,
+            commit=marker.commit,
+            coordinator_epoch=marker.coordinator_epoch,
             timestamp_ms=wall_ms(),
-        )  # fmt: skip
+        )
         self._appender.append(
             PendingMarker(
-                log, batch, parse_headers(batch)[0], tell, sender,
-                commit=marker.commit, coordinator_epoch=marker.coordinator_epoch,
+                log,
+                batch,
+                parse_headers(batch)[0],
+                tell,
+                sender,
+                commit=marker.commit,
+                coordinator_epoch=marker.coordinator_epoch,
                 raises_epoch=marker.raises_epoch,
             )
-        )  # fmt: skip
+        )
         outcome = await told
         if not isinstance(outcome, Appended):
             raise outcome

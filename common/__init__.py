@@ -3,7 +3,7 @@
 * clock.py: milliseconds. tasks.py: periodic work, waits with a limit, pauses that grow.
 * timings.py: durations, counted for a histogram.
 * logging.py: log lines. console.py: tables and text for a terminal.
-* machine.py: how much memory there is.
+* process.py: its memory, its garbage collector. text_table.py: tables of rules, as text.
 * options.py: options of commands. address.py: HOST:PORT. environment.py: names of variables.
 * zstd.py: Python's zstd.
 """

@@ -1,4 +1,7 @@
-"""How environment variables of the project are named."""
+"""How environment variables of the project are named.
+
+Without click, unlike options.py: workers of Spark import the names.
+"""
 
 ENV_PREFIX = "BROKERHOUSE_"
 """The prefix of every variable: the setting `data_dir` is BROKERHOUSE_DATA_DIR."""

@@ -1,4 +1,7 @@
-"""Python's module zstd: in the standard library since 3.14, a backport before."""
+"""Python's module zstd: in the standard library since 3.14, a backport before.
+
+Everybody takes it from here, so that the difference stands once.
+"""
 
 import sys
 

@@ -4,11 +4,10 @@
 * One group, without IO: groups.py, driven by the table in group_states.py; rebalance.py;
   group_members.py.
 * hosted_groups.py: the groups that this broker coordinates, with their timers.
-* membership.py: the cache of the groups of all brokers; cache_worker.py keeps it up to date.
-* Stored: tables.py (columns), group_rows.py (groups and members), heartbeats.py, offsets.py,
-  offset_expiry.py.
+* membership.py: the cache of the groups of all brokers, and the worker that keeps it up to date.
+* Stored: tables.py (columns), group_rows.py (groups and members), offsets.py, offset_expiry.py.
 * Transactions: transactions.py answers requests, transaction_states.py decides (one transactional
-  id, without IO), hosted_transactions.py stores and ends, transaction_rows.py (the rows),
-  pending_offsets.py (offsets that were sent to transactions).
+  id, without IO), hosted_transactions.py stores and ends, pending_offsets.py has the offsets that
+  were sent to transactions.
 * slots.py: which slots this broker serves, and what it may do for the groups of one shard.
 """

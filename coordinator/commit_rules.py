@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum, auto
+from itertools import chain
 from types import MappingProxyType
 
+from common.text_table import read_table
 from coordinator.group_members import Members
 from coordinator.group_states import GroupState
 from coordinator.messages import UNKNOWN_MEMBER_ID, Committer
@@ -63,59 +65,55 @@ class NamedGeneration(Enum):
 Outcome = type[KafkaError] | None
 Row = tuple[CommitSender, NamedGeneration]
 
-COLUMNS: tuple[GroupState | None, ...] = (
-    None,
-    GroupState.EMPTY,
-    GroupState.PREPARING_REBALANCE,
-    GroupState.COMPLETING_REBALANCE,
-    GroupState.STABLE,
-    GroupState.DEAD,
-)
-"""The state of the group; None: it does not exist."""
-
-_OK = None
-_ABSENT = GroupIdNotFound
-_UNKNOWN = UnknownMemberId
-_FENCED = FencedInstanceId
-_ILLEGAL = IllegalGeneration
-_WAIT = RebalanceInProgress
-_DEAD = CoordinatorNotAvailable
-
-_By, _Gen = CommitSender, NamedGeneration
-# fmt: off
-_PLAIN: dict[Row, tuple[Outcome, ...]] = {
-    #                              absent    Empty     Preparing  Completing  Stable    Dead
-    (_By.NOBODY, _Gen.NONE):      (_OK,      _OK,      _UNKNOWN,  _UNKNOWN,   _UNKNOWN, _DEAD),
-    (_By.NOBODY, _Gen.CURRENT):   (_ABSENT,  _UNKNOWN, _UNKNOWN,  _UNKNOWN,   _UNKNOWN, _DEAD),
-    (_By.NOBODY, _Gen.OTHER):     (_ABSENT,  _UNKNOWN, _UNKNOWN,  _UNKNOWN,   _UNKNOWN, _DEAD),
-    (_By.STRANGER, _Gen.NONE):    (_OK,      _OK,      _UNKNOWN,  _UNKNOWN,   _UNKNOWN, _DEAD),
-    (_By.STRANGER, _Gen.CURRENT): (_ABSENT,  _UNKNOWN, _UNKNOWN,  _UNKNOWN,   _UNKNOWN, _DEAD),
-    (_By.STRANGER, _Gen.OTHER):   (_ABSENT,  _UNKNOWN, _UNKNOWN,  _UNKNOWN,   _UNKNOWN, _DEAD),
-    (_By.FENCED, _Gen.NONE):      (_OK,      _OK,      _FENCED,   _FENCED,    _FENCED,  _DEAD),
-    (_By.FENCED, _Gen.CURRENT):   (_ABSENT,  _FENCED,  _FENCED,   _FENCED,    _FENCED,  _DEAD),
-    (_By.FENCED, _Gen.OTHER):     (_ABSENT,  _FENCED,  _FENCED,   _FENCED,    _FENCED,  _DEAD),
-    (_By.MEMBER, _Gen.NONE):      (_OK,      _OK,      _ILLEGAL,  _ILLEGAL,   _ILLEGAL, _DEAD),
-    (_By.MEMBER, _Gen.CURRENT):   (_ABSENT,  _OK,      _OK,       _WAIT,      _OK,      _DEAD),
-    (_By.MEMBER, _Gen.OTHER):     (_ABSENT,  _ILLEGAL, _ILLEGAL,  _ILLEGAL,   _ILLEGAL, _DEAD),
+_PLAIN = """
+                  absent  Empty   PreparingRebalance CompletingRebalance Stable  Dead
+NOBODY/NONE       ok      ok      unknown            unknown             unknown dead
+NOBODY/CURRENT    missing unknown unknown            unknown             unknown dead
+NOBODY/OTHER      missing unknown unknown            unknown             unknown dead
+STRANGER/NONE     ok      ok      unknown            unknown             unknown dead
+STRANGER/CURRENT  missing unknown unknown            unknown             unknown dead
+STRANGER/OTHER    missing unknown unknown            unknown             unknown dead
+FENCED/NONE       ok      ok      fenced             fenced              fenced  dead
+FENCED/CURRENT    missing fenced  fenced             fenced              fenced  dead
+FENCED/OTHER      missing fenced  fenced             fenced              fenced  dead
+MEMBER/NONE       ok      ok      illegal            illegal             illegal dead
+MEMBER/CURRENT    missing ok      ok                 wait                ok      dead
+MEMBER/OTHER      missing illegal illegal            illegal             illegal dead
+"""
+_TRANSACTIONAL = """
+                  absent  Empty   PreparingRebalance CompletingRebalance Stable  Dead
+NOBODY/NONE       ok      ok      ok                 ok                  ok      dead
+MEMBER/CURRENT    missing ok      ok                 ok                  ok      dead
+"""
+_CELLS: Mapping[str, Outcome] = {
+    "ok": None,
+    "missing": GroupIdNotFound,
+    "unknown": UnknownMemberId,
+    "fenced": FencedInstanceId,
+    "illegal": IllegalGeneration,
+    "wait": RebalanceInProgress,
+    "dead": CoordinatorNotAvailable,
 }
-_TRANSACTIONAL = _PLAIN | {
-    (_By.NOBODY, _Gen.NONE):      (_OK,      _OK,      _OK,       _OK,        _OK,      _DEAD),
-    (_By.MEMBER, _Gen.CURRENT):   (_ABSENT,  _OK,      _OK,       _OK,        _OK,      _DEAD),
-}
-# fmt: on
+
+
+def _rules(*tables: str) -> Mapping[Row, Mapping[GroupState | None, Outcome]]:
+    """Rows of a later table take the place of earlier ones."""
+    rules: dict[Row, Mapping[GroupState | None, Outcome]] = {}
+    for name, words in chain.from_iterable(read_table(one).items() for one in tables):
+        sender, generation = name.split("/")
+        rules[CommitSender[sender], NamedGeneration[generation]] = MappingProxyType(
+            {
+                None if state == "absent" else GroupState(state): _CELLS[word]
+                for state, word in words.items()
+            }
+        )
+    return MappingProxyType(rules)
+
 
 RULES: Mapping[CommitKind, Mapping[Row, Mapping[GroupState | None, Outcome]]] = MappingProxyType(
     {
-        kind: MappingProxyType(
-            {
-                row: MappingProxyType(dict(zip(COLUMNS, outcomes, strict=True)))
-                for row, outcomes in rows.items()
-            }
-        )
-        for kind, rows in (
-            (CommitKind.PLAIN, _PLAIN),
-            (CommitKind.TRANSACTIONAL, _TRANSACTIONAL),
-        )
+        CommitKind.PLAIN: _rules(_PLAIN),
+        CommitKind.TRANSACTIONAL: _rules(_PLAIN, _TRANSACTIONAL),
     }
 )
 

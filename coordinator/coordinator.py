@@ -18,13 +18,12 @@ from uuid import UUID
 from common.clock import Clock
 from common.counted_lines import counted
 from coordinator.admission import GroupLimits
-from coordinator.cache_worker import CacheWorker
 from coordinator.commit_rules import CommitKind, check_commit_without_group
 from coordinator.group_members import protocols_bytes
 from coordinator.group_states import GroupState
 from coordinator.groups import Group
 from coordinator.hosted_groups import HostedGroup, HostedGroups
-from coordinator.membership import SharedCache
+from coordinator.membership import CacheWorker, SharedCache
 from coordinator.messages import (
     UNKNOWN_MEMBER_ID,
     Committer,

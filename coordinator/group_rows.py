@@ -73,17 +73,14 @@ class GroupRows:
         self, group_id: str, member_id: str, version: int, generation: int
     ) -> Sequence[Any]:
         """The row of a member that has left."""
-        return (
-            group_id, member_id, version, generation,
-            None, "", "", 0, 0, "", (), {}, b"", 0, True, self._node_id,
-        )  # fmt: skip
+        nothing: tuple[Any, ...] = (None, "", "", 0, 0, "", (), {}, b"", 0)
+        return (group_id, member_id, version, generation, *nothing, True, self._node_id)
 
     def _group(self, record: GroupRecord) -> Sequence[Any]:
-        return (
-            record.group_id, record.version, record.state, record.state_time_ms,
-            record.generation, record.protocol_type, record.protocol_name, record.leader,
-            len(record.members), record.state == GroupState.DEAD, self._node_id,
-        )  # fmt: skip
+        group = record.group_id, record.version, record.state, record.state_time_ms
+        protocol = record.generation, record.protocol_type, record.protocol_name, record.leader
+        removed = record.state == GroupState.DEAD
+        return (*group, *protocol, len(record.members), removed, self._node_id)
 
     def _member(self, record: GroupRecord, member: MemberRecord) -> Sequence[Any]:
         owned = assigned_partitions(member.assignment) or {}
@@ -91,13 +88,11 @@ class GroupRows:
             topic: dict.fromkeys(partitions, member.member_id)
             for topic, partitions in owned.items()
         }
-        return (
-            record.group_id, member.member_id, record.version, record.generation,
-            member.group_instance_id, member.client.client_id, member.client.host,
-            member.session_timeout_ms, member.rebalance_timeout_ms, record.protocol_name,
-            member.protocols, assignment, member.assignment, member.join_time_ms, False,
-            self._node_id,
-        )  # fmt: skip
+        place = record.group_id, member.member_id, record.version, record.generation
+        who = member.group_instance_id, member.client.client_id, member.client.host
+        timeouts = member.session_timeout_ms, member.rebalance_timeout_ms
+        given = record.protocol_name, member.protocols, assignment, member.assignment
+        return (*place, *who, *timeouts, *given, member.join_time_ms, False, self._node_id)
 
 
 def stored_groups(rows: Iterable[Row]) -> list[StoredGroup]:
@@ -116,10 +111,8 @@ def stored_members(rows: Iterable[Row]) -> dict[str, list[StoredMember]]:
 
 
 def _member(row: Row) -> StoredMember:
-    (
-        _, member_id, version, instance_id, client_id, host, session_ms, rebalance_ms, protocols,
-        assignment, joined_ms, removed, generation,
-    ) = row  # fmt: skip
+    _, member_id, version, instance_id, client_id, host, session_ms, rebalance_ms, *rest = row
+    protocols, assignment, joined_ms, removed, generation = rest
     record = MemberRecord(
         member_id,
         instance_id,
@@ -134,10 +127,10 @@ def _member(row: Row) -> StoredMember:
 
 
 def _group(row: Row) -> StoredGroup:
-    (
-        group_id, version, state, since_ms, generation, protocol_type, protocol_name, leader,
-        members, removed, coordinator, changed_ms,
-    ) = row  # fmt: skip
+    group_id, version, state, since_ms, generation, *protocol, removed, coordinator, changed_ms = (
+        row
+    )
+    protocol_type, protocol_name, leader, members = protocol
     record = GroupRecord(
         group_id, version, state, since_ms, generation, protocol_type, protocol_name, leader, ()
     )

@@ -15,16 +15,23 @@ import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
+from uuid import UUID
 
 from common.clock import Clock
 from common.counted_lines import counted
 from common.tasks import Backoff
 from coordinator.slots import ServedSlots
-from coordinator.transaction_rows import matching_ids, read_transactions, transaction_row
-from coordinator.transaction_states import PREPARED, Transaction
-from protocol.errors import CoordinatorNotAvailable, KafkaError
-from storage.engine import Engine, EngineError
-from storage.row_lane import RowLane
+from coordinator.tables import TRANSACTIONS
+from coordinator.transaction_states import (
+    NOT_STARTED,
+    PREPARED,
+    Member,
+    Transaction,
+    TransactionState,
+)
+from protocol.errors import CoordinatorNotAvailable, InvalidRegularExpression, KafkaError
+from storage.engine import Engine, EngineError, Row
+from storage.row_lane import RowLane, TableRows
 
 log = logging.getLogger(__name__)
 
@@ -211,3 +218,77 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         log.error(
             "a transaction cannot be ended: a bug", exc_info=task.exception(), extra=counted()
         )
+
+
+_READ = """
+SELECT
+    transactional_id, version, producer_id, producer_epoch, last_epoch, previous_producer_id,
+    next_producer_id, timeout_ms, state, client_version,
+    arrayMap(one -> one.1, partitions), arrayMap(one -> toString(one.2), partitions),
+    arrayMap(one -> one.3, partitions), groups,
+    toUnixTimestamp64Milli(start_time), toUnixTimestamp64Milli(update_time), removed
+FROM transaction_versions FINAL
+"""
+
+
+_MATCHING = """
+SELECT transactional_id
+FROM transaction_versions FINAL
+WHERE NOT removed AND match(transactional_id, concat('^(?-s:', {pattern:String}, ')$'))
+    AND replaceRegexpOne('', {pattern:String}, '') = ''
+"""
+"""The second condition refuses a pattern that is one only between the parentheses of the first."""
+_BAD_ARGUMENTS, _CANNOT_COMPILE_REGEXP = 36, 427
+
+
+def transaction_row(
+    transaction: Transaction, version: int, node_id: int, *, removed: bool = False
+) -> TableRows:
+    t = transaction
+    producer = t.producer_id, t.epoch, t.last_epoch, t.previous_producer_id, t.next_producer_id
+    state = t.timeout_ms, t.state.value, t.version, sorted(t.members), sorted(t.groups)
+    times = max(t.started_ms, 0), t.updated_ms
+    row = (t.transactional_id, version, *producer, *state, *times, removed, node_id)
+    return TableRows(TRANSACTIONS, [row])
+
+
+async def read_transactions(engine: Engine) -> list[tuple[Transaction, int]]:
+    """Every transactional id that has not expired, and its version. Raises `EngineError`."""
+    return [(_transaction(row), row[1]) for row in await engine.rows(_READ) if not row[-1]]
+
+
+async def matching_ids(engine: Engine, pattern: str) -> set[str]:
+    """The transactional ids of which all is matched by a regular expression, in RE2's syntax.
+
+    Raises `InvalidRegularExpression`, and `EngineError`.
+    """
+    try:
+        return {row[0] for row in await engine.rows(_MATCHING, {"pattern": pattern})}
+    except EngineError as error:
+        if error.code in (_BAD_ARGUMENTS, _CANNOT_COMPILE_REGEXP):
+            raise InvalidRegularExpression(f"{pattern!r} is no regular expression") from error
+        raise
+
+
+def _transaction(row: Row) -> Transaction:
+    transactional_id, _, producer_id, epoch, last_epoch, previous_id, next_id, *rest = row
+    timeout_ms, state, version, topics, topic_ids, partitions, groups, *times, _ = rest
+    started_ms, updated_ms = times
+    return Transaction(
+        transactional_id=transactional_id,
+        producer_id=producer_id,
+        timeout_ms=timeout_ms,
+        epoch=epoch,
+        last_epoch=last_epoch,
+        previous_producer_id=previous_id,
+        next_producer_id=next_id,
+        state=TransactionState(state),
+        version=version,
+        members=frozenset(
+            Member(topic, UUID(topic_id), partition)
+            for topic, topic_id, partition in zip(topics, topic_ids, partitions, strict=True)
+        ),
+        groups=frozenset(groups),
+        started_ms=started_ms or NOT_STARTED,
+        updated_ms=updated_ms,
+    )

@@ -1,8 +1,12 @@
 """The shared cache: groups and members of all brokers, as they are in the tables.
 
-What this broker decides is written through: a group is a row before the cache shows it. Every half
-second a worker reads what other brokers wrote; it also writes heartbeats. Describe and list are
-answered from here, by any broker; the state machines do not live here.
+What this broker decides is written through: a group is a row before the cache shows it. Describe
+and list are answered from here, by any broker; the state machines do not live here.
+
+A worker keeps the cache and committed offsets up to date. Every few seconds it reads what other
+brokers have stored, and writes the heartbeats that this broker has heard. A broker that is asked
+about a group of another one reads sooner: see `CacheWorker.read_anew`. Every hour rows that are
+deleted are dropped.
 
 When a broker dies after it stored the members of a group and before it stored the group, the next
 broker that loads the group makes it rebalance."""
@@ -11,13 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from common.clock import MINUTE_MS, SECOND_MS, Clock
 from common.counted_lines import counted
-from coordinator.followers import Follower
+from common.tasks import Outage, event_within
 from coordinator.group_rows import (
     GroupRows,
     StoredGroup,
@@ -26,10 +31,10 @@ from coordinator.group_rows import (
     stored_members,
 )
 from coordinator.group_states import GroupState
-from coordinator.heartbeats import Heartbeats
-from coordinator.messages import GroupRecord, MemberRecord
+from coordinator.messages import Follower, GroupRecord, MemberRecord
+from coordinator.offsets import CommittedOffsets
 from coordinator.slots import Duties
-from coordinator.tables import GROUPS, MEMBERS
+from coordinator.tables import GROUPS, HEARTBEATS, MEMBERS
 from sql.queries import query
 from storage.engine import Engine, EngineError, Row
 from storage.row_lane import PartlyStored, RowLane, TableRows
@@ -282,3 +287,168 @@ def _difference(
     ]
     gone = {*known, *uncertain} - {member.member_id for member in after.members}
     return changed, gone
+
+
+class Heartbeats:
+    """When each member of all groups sent its last heartbeat, to any broker.
+
+    In memory; written every few seconds to `rows`, as far as this broker has heard them.
+    """
+
+    def __init__(self, rows: RowLane, node_id: int) -> None:
+        self._rows = rows
+        self._node_id = node_id
+        self._heard: dict[str, dict[str, int]] = {}
+        self._unwritten: dict[tuple[str, str], int] = {}
+
+    def last_ms(self, group_id: str, member_id: str) -> int | None:
+        """When the member sent its last heartbeat; None if it sent none since it joined."""
+        return self._heard.get(group_id, {}).get(member_id)
+
+    def note(self, group_id: str, member_id: str, now_ms: int) -> None:
+        """A member has sent a heartbeat to this broker."""
+        self._heard.setdefault(group_id, {})[member_id] = now_ms
+        self._unwritten[group_id, member_id] = now_ms
+
+    def read(self, group_id: str, member_id: str, heard_ms: int) -> None:
+        """Another broker has stored the heartbeat of a member."""
+        heard = self._heard.setdefault(group_id, {})
+        heard[member_id] = max(heard_ms, heard.get(member_id, 0))
+
+    def forget_others_than(self, record: GroupRecord) -> None:
+        """Forget members that are not in the group any more."""
+        heard = self._heard.get(record.group_id)
+        if heard is None:
+            return
+        there = {member.member_id for member in record.members}
+        self._forget(record.group_id, heard, [one for one in heard if one not in there])
+
+    def _forget(self, group_id: str, heard: dict[str, int], gone: Iterable[str]) -> None:
+        for member_id in gone:
+            del heard[member_id]
+            self._unwritten.pop((group_id, member_id), None)
+        if not heard:
+            del self._heard[group_id]
+
+    async def write(self) -> None:
+        """Write the heartbeats since the last call, in one block. Raises `EngineError`."""
+        unwritten, self._unwritten = self._unwritten, {}
+        if not unwritten:
+            return
+        rows = [(*member, heard_ms, self._node_id) for member, heard_ms in unwritten.items()]
+        try:
+            await self._rows.store(TableRows(HEARTBEATS, rows))
+        except EngineError:
+            self._unwritten = unwritten | self._unwritten
+            raise
+
+
+_CLEAN_UP_EVERY_S = 3600.0
+_RECENT_S = 0.5
+_READ_LIMIT_S = 1.0
+
+
+class CacheWorker:
+    """Keeps the cache up to date with other brokers, and writes heartbeats.
+
+    It keeps `offsets` up to date too.
+    """
+
+    def __init__(
+        self,
+        cache: SharedCache,
+        offsets: CommittedOffsets,
+        serves_all: Callable[[], bool],
+        poll_s: float = 5.0,
+        heartbeats_s: float = 5.0,
+    ) -> None:
+        """`serves_all`: whether no other broker stores anything, so that nothing is read."""
+        self.task: asyncio.Task[None] | None = None
+        self._cache = cache
+        self._offsets = offsets
+        self._serves_all = serves_all
+        self._poll_s = poll_s
+        self._heartbeats = _Interval(heartbeats_s)
+        self._clean_up = _Interval(_CLEAN_UP_EVERY_S)
+        self._closing = asyncio.Event()
+        self._reading = asyncio.Lock()
+        self._read_s = -_RECENT_S
+        self._outage = Outage(
+            log, "groups are not up to date; retrying", "groups are up to date again"
+        )
+
+    def start(self) -> None:
+        """`task` runs until `close`, and ends earlier only because of a bug."""
+        self.task = asyncio.create_task(self._run(), name="shared-cache")
+
+    async def close(self) -> None:
+        """Write the heartbeats that are left, then stop."""
+        self._closing.set()
+        if self.task is not None:
+            await self.task
+
+    async def read_anew(self) -> None:
+        """Read what other brokers had stored half a second ago, unless that has been read already.
+
+        If that fails or takes long, what was read before has to do.
+        """
+        try:
+            async with asyncio.timeout(_READ_LIMIT_S):
+                await self._read()
+        except (TimeoutError, EngineError) as error:
+            self._outage.failed(error)
+
+    async def _read(self) -> None:
+        async with self._reading:
+            began_s = time.monotonic()
+            if began_s - self._read_s >= _RECENT_S:
+                await self._cache.refresh()
+                self._read_s = began_s
+
+    async def _read_all(self) -> None:
+        async with self._reading:
+            began_s = time.monotonic()
+            if await self._cache.refresh():
+                await self._offsets.refresh()
+            self._read_s = began_s
+
+    async def _run(self) -> None:
+        self._heartbeats.restart()
+        self._clean_up.restart()
+        while not await event_within(self._closing, self._poll_s):
+            try:
+                await self._round()
+            except EngineError as error:
+                self._outage.failed(error)
+            else:
+                self._outage.worked()
+        try:
+            await self._cache.heartbeats.write()
+        except EngineError as error:
+            log.error("the last heartbeats could not be written: %s", error)
+
+    async def _round(self) -> None:
+        if not self._serves_all():
+            await self._read_all()
+        if self._heartbeats.is_over():
+            await self._cache.heartbeats.write()
+        if self._clean_up.is_over():
+            await self._cache.clean_up()
+
+
+class _Interval:
+    """A time interval that repeats."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        self._ends_at = time.monotonic() + self._seconds
+
+    def is_over(self) -> bool:
+        """Whether the interval is over. If it is, the next one begins."""
+        if time.monotonic() < self._ends_at:
+            return False
+        self.restart()
+        return True

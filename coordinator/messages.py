@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from protocol.errors import KafkaError, MemberIdRequired
@@ -189,3 +189,15 @@ class GroupRecord:
 
 
 Protocols = Sequence[tuple[str, bytes]]
+
+
+class Follower(Protocol):
+    """Called on the event loop, in the order of the changes of each group. Must not fail."""
+
+    def offset_changed(
+        self, group_id: str, partition: TopicPartition, offset: CommittedOffset | None
+    ) -> None:
+        """An offset was committed; None: it was deleted."""
+
+    def group_changed(self, record: GroupRecord) -> None:
+        """A group has another state or other members, or is Dead."""

@@ -17,13 +17,13 @@ from typing import Any
 from uuid import UUID
 
 from common.clock import DAY_MS, MINUTE_MS, SECOND_MS, Clock
-from coordinator.followers import Follower
 from coordinator.messages import (
     UNKNOWN_GENERATION,
     UNKNOWN_MEMBER_ID,
     Client,
     CommittedOffset,
     Committer,
+    Follower,
     OffsetCommit,
     TopicPartition,
 )
@@ -141,16 +141,14 @@ class CommittedOffsets:
         version, now_ms = version or self.next_version(), self._clock.wall_ms()
         latest = {(commit.topic, commit.partition): commit for commit in commits}
         member_id, generation = committer.member_id, committer.generation
-        client_id, host, node_id = committer.client.client_id, committer.client.host, self._node_id
-        rows = [
-            (
-                group_id, c.topic, c.topic_id, c.partition, c.offset, c.leader_epoch, c.metadata,
-                member_id, client_id, host, generation, now_ms,
-                None if c.expire_time_ms is None else min(c.expire_time_ms, _INT64_MAX),
-                False, version, node_id,
-            )
-            for c in latest.values()
-        ]  # fmt: skip
+        client = committer.client
+        sender = member_id, client.client_id, client.host, generation, now_ms
+        rows: list[tuple[object, ...]] = []
+        for c in latest.values():
+            place = group_id, c.topic, c.topic_id, c.partition
+            expires_ms = None if c.expire_time_ms is None else min(c.expire_time_ms, _INT64_MAX)
+            committed = c.offset, c.leader_epoch, c.metadata
+            rows.append((*place, *committed, *sender, expires_ms, False, version, self._node_id))
         group = self._groups.setdefault(group_id, _Group())
         group.pending[version] = latest
         stored = self._rows.put(TableRows(OFFSETS, rows))
@@ -287,11 +285,11 @@ class CommittedOffsets:
     def _tombstone(
         self, group_id: str, partition: TopicPartition, topic_id: UUID, version: int
     ) -> tuple[Any, ...]:
-        return (
-            group_id, partition[0], topic_id, partition[1], -1, -1, "",
-            _NOBODY.member_id, _NOBODY.client.client_id, _NOBODY.client.host, _NOBODY.generation,
-            self._clock.wall_ms(), None, True, version, self._node_id,
-        )  # fmt: skip
+        client = _NOBODY.client
+        place = group_id, partition[0], topic_id, partition[1]
+        sender = _NOBODY.member_id, client.client_id, client.host, _NOBODY.generation
+        now_ms = self._clock.wall_ms()
+        return (*place, -1, -1, "", *sender, now_ms, None, True, version, self._node_id)
 
     def _committed(
         self, group_id: str, version: int, now_ms: int, stored: asyncio.Future[None]

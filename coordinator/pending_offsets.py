@@ -77,10 +77,9 @@ class PendingOffsets:
         """Read what has not ended in these groups. Raises `EngineError`."""
         self.unload(chosen)
         for row in await self._engine.rows(_READ):
-            (
-                group_id, producer_id, epoch, topic, topic_id, partition, offset, leader_epoch,
-                metadata, member_id, client_id, host, generation, time_ms, version,
-            ) = row  # fmt: skip
+            group_id, producer_id, epoch, topic, topic_id, partition, offset, *rest = row
+            leader_epoch, metadata, member_id, client_id, host, generation, *when = rest
+            time_ms, version = when
             if not chosen(group_id):
                 continue
             committer = Committer(member_id, None, generation, Client(client_id, host))
@@ -244,13 +243,10 @@ class PendingOffsets:
         ended: bool,
     ) -> TableRows:
         client = sent.committer.client
-        rows = [
-            (
-                group_id, producer_id, sent.epoch, c.topic, c.topic_id, c.partition, c.offset,
-                c.leader_epoch, c.metadata, sent.committer.member_id, client.client_id,
-                client.host, sent.committer.generation, sent.time_ms,
-                sent.version + ended, ended, self._node_id,
-            )
-            for c in commits
-        ]  # fmt: skip
+        sender = sent.committer.member_id, client.client_id, client.host, sent.committer.generation
+        end = sent.time_ms, sent.version + ended, ended, self._node_id
+        rows: list[tuple[object, ...]] = []
+        for c in commits:
+            place = group_id, producer_id, sent.epoch, c.topic, c.topic_id, c.partition
+            rows.append((*place, c.offset, c.leader_epoch, c.metadata, *sender, *end))
         return TableRows(TRANSACTION_OFFSETS, rows)

@@ -1,7 +1,8 @@
-"""What a transaction of one transactional id is, and how requests move it from state to state.
+"""What a transaction of one transactional id is, and the table that moves it from state to state.
 
-Values and functions, without IO or clock. A method answers with the next value, or raises the
-error that the client gets; whoever calls it stores the new value before anybody acts on it
+`TRANSITIONS` is what runs: each method of `Transaction` checks the producer, then looks its event
+up there. A cell is the next state, or the error that the client gets. Without IO or clock: a method
+answers with the next value, and whoever calls it stores that before anybody acts on it
 (coordinator/transactions.py). The rules are Kafka's (KIP-98, KIP-360, KIP-890;
 `TransactionMetadata` and `TransactionCoordinator` in Kafka's source).
 
@@ -24,17 +25,20 @@ What always holds:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
+from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
+from common.text_table import read_table
 from coordinator.messages import OFFSETS_TOPIC
 from protocol.errors import (
     ConcurrentTransactions,
     InvalidProducerIdMapping,
     InvalidTxnState,
+    KafkaError,
     ProducerFenced,
     TransactionAbortable,
 )
@@ -61,6 +65,82 @@ PREPARED = frozenset({TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_
 ENDED = frozenset(
     {TransactionState.EMPTY, TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT}
 )
+
+
+class TransactionEvent(Enum):
+    """What can happen to a transaction. A producer that an event comes from was checked before."""
+
+    NEW_PRODUCER = auto()
+    """InitProducerId: a new instance of the producer begins."""
+    ADD = auto()
+    """AddPartitionsToTxn, AddOffsetsToTxn, or a record: partitions and groups become part of it."""
+    VERIFY = auto()
+    """Is a partition or group part of it?"""
+    COMMIT_1 = auto()
+    """EndTxn in version 1: the producer may send it twice, with the same epoch."""
+    ABORT_1 = auto()
+    COMMIT_2 = auto()
+    """EndTxn in version 2, with the current epoch."""
+    ABORT_2 = auto()
+    COMMIT_AGAIN = auto()
+    """EndTxn in version 2, with the epoch before: the producer did not get the answer."""
+    ABORT_AGAIN = auto()
+    FENCE = auto()
+    """A new instance of the producer begins, or time is up."""
+    MARKED = auto()
+    """All markers are written."""
+
+
+TransactionOutcome = TransactionState | type[KafkaError] | None
+"""The next state, the error of the request, or None: only a bug causes this event here."""
+
+# In version 2 an abort without a transaction succeeds: nothing was written, as far as is known, and
+# what may still come is fenced by the raised epoch.
+_TABLE = """
+             Empty        Ongoing       PrepareCommit  PrepareAbort  CompleteCommit CompleteAbort
+NEW_PRODUCER Empty        wait          wait           wait          Empty          Empty
+ADD          Ongoing      Ongoing       wait           wait          Ongoing        Ongoing
+VERIFY       abortable    Ongoing       wait           wait          abortable      abortable
+COMMIT_1     invalid      PrepareCommit wait           invalid       CompleteCommit invalid
+ABORT_1      invalid      PrepareAbort  invalid        wait          invalid        CompleteAbort
+COMMIT_2     invalid      PrepareCommit wait           invalid       invalid        invalid
+ABORT_2      PrepareAbort PrepareAbort  invalid        wait          PrepareAbort   PrepareAbort
+COMMIT_AGAIN invalid      invalid       wait           invalid       CompleteCommit invalid
+ABORT_AGAIN  invalid      invalid       invalid        wait          invalid        CompleteAbort
+FENCE        -            PrepareAbort  -              -             -              -
+MARKED       -            -             CompleteCommit CompleteAbort -              -
+"""
+_CELLS: Mapping[str, TransactionOutcome] = {
+    **{state.value: state for state in TransactionState},
+    "wait": ConcurrentTransactions,
+    "invalid": InvalidTxnState,
+    "abortable": TransactionAbortable,
+    "-": None,
+}
+
+TRANSITIONS: Mapping[TransactionEvent, Mapping[TransactionState, TransactionOutcome]] = (
+    MappingProxyType(
+        {
+            TransactionEvent[event]: MappingProxyType(
+                {TransactionState(state): _CELLS[cell] for state, cell in row.items()}
+            )
+            for event, row in read_table(_TABLE).items()
+        }
+    )
+)
+"""For each event and state: the next state, or the error."""
+
+_REASONS: Mapping[type[KafkaError], str] = MappingProxyType(
+    {
+        ConcurrentTransactions: "{id!r} has a transaction that ends",
+        InvalidTxnState: "{id!r} cannot {what} in state {state}",
+        TransactionAbortable: "{what} is not part of a transaction of {id!r}",
+    }
+)
+
+_VERSION_1 = TransactionEvent.COMMIT_1, TransactionEvent.ABORT_1
+_VERSION_2 = TransactionEvent.COMMIT_2, TransactionEvent.ABORT_2
+_AGAIN = TransactionEvent.COMMIT_AGAIN, TransactionEvent.ABORT_AGAIN
 
 
 class Member(NamedTuple):
@@ -121,6 +201,18 @@ class Transaction:
             self.state is TransactionState.ONGOING and now_ms >= self.started_ms + self.timeout_ms
         )
 
+    def _after(self, event: TransactionEvent, what: str = "") -> TransactionState:
+        """The next state; `what` names what the request is about. Raises as `TRANSITIONS` says."""
+        outcome = TRANSITIONS[event][self.state]
+        if isinstance(outcome, TransactionState):
+            return outcome
+        assert outcome is not None, f"{event.name} in state {self.state}"
+        raise self._refusal(outcome, what)
+
+    def _refusal(self, error: type[KafkaError], what: str) -> KafkaError:
+        reason = _REASONS[error]
+        return error(reason.format(id=self.transactional_id, what=what, state=self.state))
+
     # InitProducerId
 
     def initialised(
@@ -134,11 +226,9 @@ class Transaction:
         """
         if expected is not None and not self._may_be(expected):
             raise ProducerFenced(f"{self.transactional_id!r} has a newer producer")
-        if self.state not in ENDED:
-            raise ConcurrentTransactions(f"{self.transactional_id!r} has a transaction that ends")
         begun = replace(
             self,
-            state=TransactionState.EMPTY,
+            state=self._after(TransactionEvent.NEW_PRODUCER),
             timeout_ms=timeout_ms,
             members=frozenset(),
             groups=frozenset(),
@@ -147,9 +237,8 @@ class Transaction:
             next_producer_id=NO_PRODUCER_ID,
         )
         if expected is not None and self.epoch != NO_EPOCH:
-            if expected.epoch == self.last_epoch and expected.producer_id in (
-                self.producer_id, self.previous_producer_id
-            ):  # fmt: skip
+            ids = self.producer_id, self.previous_producer_id
+            if expected.epoch == self.last_epoch and expected.producer_id in ids:
                 return begun  # it repeats a request: what it was given stays
             if expected != (self.producer_id, self.epoch):
                 raise ProducerFenced(f"{self.transactional_id!r} has a newer producer")
@@ -179,11 +268,10 @@ class Transaction:
 
     def fenced(self, now_ms: int) -> Transaction:
         """Abort what goes on, because a new instance begins or time is up: the epoch is raised."""
-        assert self.state is TransactionState.ONGOING
         raised = self.epoch + (2 if self.version >= 2 else 1)  # the second is that of every end
         return replace(
             self,
-            state=TransactionState.PREPARE_ABORT,
+            state=self._after(TransactionEvent.FENCE),
             epoch=min(raised, MAX_EPOCH),
             last_epoch=NO_EPOCH,
             updated_ms=now_ms,
@@ -205,7 +293,8 @@ class Transaction:
         and `ConcurrentTransactions`.
         """
         self._check(producer)
-        if self.state is TransactionState.ONGOING:
+        state = self._after(TransactionEvent.ADD)
+        if self.state is state:
             if self.members.issuperset(members) and self.groups.issuperset(groups):
                 return self
             return replace(
@@ -216,7 +305,7 @@ class Transaction:
             )
         return replace(
             self,
-            state=TransactionState.ONGOING,
+            state=state,
             members=frozenset(members),
             groups=frozenset(groups),
             version=version,
@@ -229,20 +318,18 @@ class Transaction:
 
         Raises as `with_added`, and `TransactionAbortable` if it is not.
         """
-        self._check(producer)
-        if self.state is not TransactionState.ONGOING or member not in self.members:
-            raise TransactionAbortable(
-                f"{member.topic}-{member.partition} is not part of a transaction of"
-                f" {self.transactional_id!r}"
-            )
+        what = f"{member.topic}-{member.partition}"
+        self._verify(producer, what, is_part=member in self.members)
 
     def verify_group(self, producer: Producer, group_id: str) -> None:
         """The same for the offsets of a group."""
+        self._verify(producer, f"group {group_id!r}", is_part=group_id in self.groups)
+
+    def _verify(self, producer: Producer, what: str, *, is_part: bool) -> None:
         self._check(producer)
-        if self.state is not TransactionState.ONGOING or group_id not in self.groups:
-            raise TransactionAbortable(
-                f"group {group_id!r} is not part of a transaction of {self.transactional_id!r}"
-            )
+        self._after(TransactionEvent.VERIFY, what)
+        if not is_part:
+            raise self._refusal(TransactionAbortable, what)
 
     def _check(self, producer: Producer) -> None:
         if producer.producer_id != self.producer_id:
@@ -253,8 +340,6 @@ class Transaction:
             raise ProducerFenced(
                 f"{self.transactional_id!r} is at epoch {self.epoch}, not {producer.epoch}"
             )
-        if self.state in PREPARED:
-            raise ConcurrentTransactions(f"{self.transactional_id!r} has a transaction that ends")
 
     def _is_current(self, producer: Producer) -> bool:
         """Whether its epoch is the current one; no client was given the last one."""
@@ -271,29 +356,12 @@ class Transaction:
         `InvalidProducerIdMapping`, `ProducerFenced`, `ConcurrentTransactions`, `InvalidTxnState`.
         """
         is_repeated = version >= 2 and self._repeats(producer)
-        if producer.producer_id != self.producer_id and not is_repeated:
-            raise InvalidProducerIdMapping(
-                f"{self.transactional_id!r} has another producer id than {producer.producer_id}"
-            )
-        if not is_repeated and not self._is_current(producer):
-            raise ProducerFenced(
-                f"{self.transactional_id!r} is at epoch {self.epoch}, not {producer.epoch}"
-            )
-        wanted = TransactionState.PREPARE_COMMIT if commit else TransactionState.PREPARE_ABORT
-        done = TransactionState.COMPLETE_COMMIT if commit else TransactionState.COMPLETE_ABORT
-        if self.state is wanted:
-            raise ConcurrentTransactions(f"{self.transactional_id!r} has a transaction that ends")
-        if self.state is TransactionState.ONGOING and not is_repeated:
-            return self._prepared(wanted, version, fresh_id, now_ms)
-        if self.state is done and (is_repeated or version < 2):
-            return self
-        if not commit and not is_repeated and version >= 2 and self.state in ENDED:
-            # Nothing was written, as far as is known: what may still come is fenced all the same.
-            return self._prepared(wanted, version, fresh_id, now_ms)
-        raise InvalidTxnState(
-            f"{self.transactional_id!r} cannot {'commit' if commit else 'abort'}"
-            f" in state {self.state}"
-        )
+        if not is_repeated:
+            self._check(producer)
+        commits, aborts = _AGAIN if is_repeated else _VERSION_2 if version >= 2 else _VERSION_1
+        what = "commit" if commit else "abort"
+        state = self._after(commits if commit else aborts, what)
+        return self if self.state is state else self._prepared(state, version, fresh_id, now_ms)
 
     def _prepared(
         self, state: TransactionState, version: int, fresh_id: int, now_ms: int
@@ -322,12 +390,9 @@ class Transaction:
 
     def completed(self, now_ms: int) -> Transaction:
         """All markers are written."""
-        assert self.state in PREPARED
         done = replace(
             self,
-            state=TransactionState.COMPLETE_COMMIT
-            if self.commits
-            else TransactionState.COMPLETE_ABORT,
+            state=self._after(TransactionEvent.MARKED),
             members=frozenset(),
             groups=frozenset(),
             updated_ms=now_ms,

@@ -206,9 +206,12 @@ class TransactionCoordinator:
             is_last = version >= 2 and hosted.transaction.is_exhausted
             fresh_id = await self._next_id() if is_last else -1
             ended = hosted.transaction.ended(
-                producer, commit=commit, version=version, fresh_id=fresh_id,
+                producer,
+                commit=commit,
+                version=version,
+                fresh_id=fresh_id,
                 now_ms=self._clock.wall_ms(),
-            )  # fmt: skip
+            )
             if ended is not hosted.transaction:
                 await self.hosted.store(hosted, ended)
                 self.hosted.begin_to_end(hosted)

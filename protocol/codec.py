@@ -1,5 +1,7 @@
 """Frames to requests and responses to frames, with kafka-python's message classes.
 
+No connection is needed for it: tests give it bytes.
+
 The header is not decoded by kafka-python, which copies the whole frame for it. A frame is
 refused if a length inside it reaches beyond its end. Bytes after the last field are ignored, as in
 Kafka (librdkafka 2.16 sends three of them in some Metadata requests).
@@ -19,7 +21,7 @@ from kafka.protocol.consumer import FetchResponse
 
 from protocol._request_head import RequestHeader, decode_head
 from protocol.decoder import MalformedMessage, decoder, skip_tagged_fields
-from protocol.fetch_frame import fetch_frame
+from protocol.response_bodies import fetch_frame
 from protocol.versions import ApiKey, ServedT, served
 
 _HEADER = struct.Struct(">ii")  # of a response: length of the frame, correlation id

@@ -31,13 +31,12 @@ def control_batch(
     key, value = COMMIT_KEY if commit else ABORT_KEY, _VALUE.pack(0, coordinator_epoch)
     body = b"\0\0\0" + zigzag(len(key)) + key + zigzag(len(value)) + value + b"\0"
     record = zigzag(len(body)) + body
+    head = 0, BATCH_OVERHEAD - LENGTH_END + len(record), 0, 2, 0
+    attributes = Attribute.TRANSACTIONAL | Attribute.CONTROL
+    producer = producer_id, producer_epoch, -1
     batch = bytearray(
-        BATCH_HEADER.pack(
-            0, BATCH_OVERHEAD - LENGTH_END + len(record), 0, 2, 0,
-            Attribute.TRANSACTIONAL | Attribute.CONTROL, 0, timestamp_ms, timestamp_ms,
-            producer_id, producer_epoch, -1, 1,
-        )
-    )  # fmt: skip
+        BATCH_HEADER.pack(*head, attributes, 0, timestamp_ms, timestamp_ms, *producer, 1)
+    )
     batch += record
     _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
     return bytes(batch)

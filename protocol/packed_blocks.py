@@ -8,17 +8,34 @@ outlives the process.
 `BlockBuilder.pack` (_decode_batches.pyx) makes packed blocks, and _packed_blocks.pyx makes one
 Native block of many.
 
-A packed block, all numbers little-endian:
+Numbers are little-endian, n is the number of rows. A Native block begins with its number of
+columns, which is not 0.
 
-    a zero byte (a Native block begins with its number of columns), the number of rows (varint),
-    the format (a byte),
-    nine numbers of 8 bytes: append_time; the size of the Native block with these rows alone; the
-    sizes of runs, topics, key, value, and of the headers' keys, null map and values,
-    runs: 72 bytes for each batch (`RUN`),
-    topics: strings, the first one empty, each with its length as a varint; a run has the position
-    of its own,
-    then the values of the columns as in the Native block: timestamp_ms, key, value, headers.
-    Without any header, the ends of headers are left out.
+    +------+--------+----------+-------------+-------------+---------------------------------------+
+    | 0    | n      | format 1 | append_time | size of the | sizes of: runs, topics, key, value,   |
+    | u8   | varint | u8       | i64, ms     | Native      | headers: keys, null map, values;      |
+    |      |        |          |             | block, u64  | u64 each                              |
+    +------+--------+----------+-------------+-------------+---------------------------------------+
+    | runs: 72 bytes for each batch             | topics: strings, the first one empty             |
+    +-------------------------------------------+------------------------+-------------------------+
+    | as in the Native block: timestamp_ms      | key: null map, strings | value: null map, strings|
+    +-------------------------------------------+------------+-----------+-------------------------+
+    | headers: ends, u64 each, left out without any header   | keys      | values: null map, them  |
+    +--------------------------------------------------------+-----------+-------------------------+
+
+    run  0        8         16          24            32       36          40       44         48
+         +--------+---------+-----------+-------------+--------+-----------+--------+----------+
+         | base   | number  | producer  | start of    | topic: | partition | leader | base     |
+         | offset | of rows | id        | the trans-  | place  |           | epoch  | sequence |
+         | i64    | i64     | i64       | action, i64 | u32    | i32       | i32    | i32      |
+         +--------+---------+-----------+-------------+--------+-----------+--------+----------+
+         48               50           52     56                                               72
+         +----------------+------------+------+------------------------------------------------+
+         | producer epoch | attributes | 0    | the topic's id                                 |
+         | i16            | i16        | u32  | 16 bytes                                       |
+         +----------------+------------+------+------------------------------------------------+
+
+A string is its length, as a varint, and its bytes. A run names its topic by its place in the list.
 """
 
 from __future__ import annotations
@@ -28,8 +45,7 @@ from typing import Final
 
 FORMAT: Final = 1
 RUN: Final = struct.Struct("<qqqqIiiihhI16s")
-"""Base offset, number of rows, producer id, start of the transaction, position in the topics,
-partition, leader epoch, base sequence, producer epoch, attributes, 0, and the topic's id."""
+"""What the rows of a batch have in common."""
 HEAD: Final = struct.Struct("<qQQQQQQQQ")
 _NATIVE_SIZE_AT: Final = 1 + 1 + 8  # behind the number of rows, the format and append_time
 

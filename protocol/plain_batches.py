@@ -32,20 +32,13 @@ def plain_batch(base_offset: int, leader_epoch: int, records: Sequence[PlainReco
     largest_ms = max(record.timestamp_ms for record in records)
     body = bytearray()
     for delta, (key, value, timestamp_ms) in enumerate(records):
-        record = b"".join(
-            (
-                b"\0", zigzag(timestamp_ms - first_ms), zigzag(delta), zigzag(len(key)), key,
-                _NULL if value is None else zigzag(len(value)) + value,
-                b"\0",  # no headers
-            )
-        )  # fmt: skip
+        head = b"\0" + zigzag(timestamp_ms - first_ms) + zigzag(delta)
+        value_field = _NULL if value is None else zigzag(len(value)) + value
+        record = head + zigzag(len(key)) + key + value_field + b"\0"  # no headers
         body += zigzag(len(record)) + record
-    batch = bytearray(
-        BATCH_HEADER.pack(
-            base_offset, BATCH_OVERHEAD - LENGTH_END + len(body), leader_epoch, 2, 0,
-            0, len(records) - 1, first_ms, largest_ms, -1, -1, -1, len(records),
-        )
-    )  # fmt: skip
+    size = BATCH_OVERHEAD - LENGTH_END + len(body)
+    begin = base_offset, size, leader_epoch, 2, 0, 0, len(records) - 1, first_ms, largest_ms
+    batch = bytearray(BATCH_HEADER.pack(*begin, -1, -1, -1, len(records)))
     batch += body
     _CRC.pack_into(batch, _CRC_AT, crc32c(memoryview(batch)[ATTRIBUTES_AT:]))
     return bytes(batch)

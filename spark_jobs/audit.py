@@ -74,18 +74,26 @@ def _finding(frame: DataFrame, kind: str, of: str, detail: str) -> DataFrame:
     """`detail`: a SQL expression; the other columns have their names already."""
     group = F.col("group_id") if "group_id" in frame.columns else F.lit(None).cast("string")
     return frame.select(
-        F.lit(kind).alias("kind"), F.lit(of).alias("of"), *PARTITION, group.alias("group_id"),
-        "first", "last", F.col("at_ms").cast("bigint"), F.expr(detail).alias("detail"),
-    )  # fmt: skip
+        F.lit(kind).alias("kind"),
+        F.lit(of).alias("of"),
+        *PARTITION,
+        group.alias("group_id"),
+        "first",
+        "last",
+        F.col("at_ms").cast("bigint"),
+        F.expr(detail).alias("detail"),
+    )
 
 
 def duplicates(runs: DataFrame) -> DataFrame:
     """Offsets that one block has more than once."""
     found = runs.where("times > 1")
     return _finding(
-        found.withColumnRenamed("append_ms", "at_ms"), "duplicate", "log",
+        found.withColumnRenamed("append_ms", "at_ms"),
+        "duplicate",
+        "log",
         "format_string('%d times in one block', times)",
-    )  # fmt: skip
+    )
 
 
 def overlaps(runs: DataFrame) -> DataFrame:
@@ -98,9 +106,11 @@ def overlaps(runs: DataFrame) -> DataFrame:
         .withColumn("last", F.least("last", "reached"))
     )
     return _finding(
-        found.withColumnRenamed("append_ms", "at_ms"), "overlap", "log",
+        found.withColumnRenamed("append_ms", "at_ms"),
+        "overlap",
+        "log",
         "format_string('in a block of epoch %d and in an earlier one', epoch)",
-    )  # fmt: skip
+    )
 
 
 def backward(runs: DataFrame) -> DataFrame:
@@ -116,9 +126,11 @@ def backward(runs: DataFrame) -> DataFrame:
     earlier = F.greatest(F.max("first").over(by_epoch), F.max("first").over(by_time))
     found = runs.withColumn("earlier", earlier).where(F.col("last") < F.col("earlier"))
     return _finding(
-        found.withColumnRenamed("append_ms", "at_ms"), "backward", "log",
+        found.withColumnRenamed("append_ms", "at_ms"),
+        "backward",
+        "log",
         "format_string('written after offset %d', earlier)",
-    )  # fmt: skip
+    )
 
 
 def gaps(runs: DataFrame, removed: DataFrame, ends: DataFrame) -> DataFrame:
@@ -128,13 +140,17 @@ def gaps(runs: DataFrame, removed: DataFrame, ends: DataFrame) -> DataFrame:
     """
     nothing = F.lit(None).cast("bigint")
     before_start = ends.select(
-        *PARTITION, F.lit(-1).cast("bigint").alias("first"),
-        (F.col("log_start") - 1).alias("last"), nothing.alias("append_ms"),
-    )  # fmt: skip
-    from_end = ends.select(
-        *PARTITION, F.col("end_offset").alias("first"), F.col("end_offset").alias("last"),
+        *PARTITION,
+        F.lit(-1).cast("bigint").alias("first"),
+        (F.col("log_start") - 1).alias("last"),
         nothing.alias("append_ms"),
-    )  # fmt: skip
+    )
+    from_end = ends.select(
+        *PARTITION,
+        F.col("end_offset").alias("first"),
+        F.col("end_offset").alias("last"),
+        nothing.alias("append_ms"),
+    )
     covered = (
         runs.select(*PARTITION, "first", "last", "append_ms")
         .unionByName(removed.withColumn("append_ms", nothing))
@@ -151,10 +167,12 @@ def gaps(runs: DataFrame, removed: DataFrame, ends: DataFrame) -> DataFrame:
         .withColumn("at_ms", F.max_by("append_ms", "last").over(before))
         .where(F.col("first") > F.col("reached") + 1)
         .select(
-            *PARTITION, (F.col("reached") + 1).alias("first"), (F.col("first") - 1).alias("last"),
+            *PARTITION,
+            (F.col("reached") + 1).alias("first"),
+            (F.col("first") - 1).alias("last"),
             "at_ms",
         )
-    )  # fmt: skip
+    )
     return _finding(found, "gap", "log", "'no row and no removal'")
 
 
@@ -239,9 +257,12 @@ def slices(partitions: Sequence[Sequence[Any]], rows: Sequence[Sequence[Any]]) -
         first, last = reach.get((topic_id, partition), (0, -1))
         for start in range(first, min(last + 1, end), SLICE_ROWS):
             parameters = {
-                "topic": topic, "topic_id": topic_id, "partition": partition,
-                "from": start, "to": min(start + SLICE_ROWS, end),
-            }  # fmt: skip
+                "topic": topic,
+                "topic_id": topic_id,
+                "partition": partition,
+                "from": start,
+                "to": min(start + SLICE_ROWS, end),
+            }
             queries.append(Query(query("audit_runs"), parameters))
     return queries
 
@@ -365,11 +386,9 @@ COLUMNS = ("kind", "of", "topic", "partition", "group", "first", "last", "at", "
 
 def _row(found: Any) -> Sequence[object]:
     at_ms = found["at_ms"]
-    return (
-        found["kind"], found["of"], found["topic"], found["partition"], found["group_id"],
-        found["first"], found["last"],
-        None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC), found["detail"],
-    )  # fmt: skip
+    at = None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)
+    place = (found[name] for name in ("kind", "of", "topic", "partition", "group_id"))
+    return (*place, found["first"], found["last"], at, found["detail"])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 A batch is one row: ranges of offsets of one partition, at most `BATCH_RECORDS` records in
 `BATCH_RANGES` ranges. Its id follows from the run, the partition and the offsets, and is the
 insert's deduplication token: a task that runs again stores nothing twice. Which records are removed
-is decided in compaction_decision.py; broker/log/removals.py removes them.
+is decided in compaction.py; broker/log/removals.py removes them.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class RemovalWriter:
             batches += 1
             if self._servers is not None:
                 self._write(self._servers, self._targets[number], ranges, batch)
-        row = [number, batch.superseded, batch.records - batch.superseded, batch.bytes, batches,
-               batch.first_blocked]  # fmt: skip
+        tombstones = batch.records - batch.superseded
+        row = [number, batch.superseded, tombstones, batch.bytes, batches, batch.first_blocked]
         yield pa.RecordBatch.from_pydict(
             {name: [value] for name, value in zip(_WRITTEN_SCHEMA.names, row, strict=True)},
             schema=_WRITTEN_SCHEMA,
@@ -121,17 +121,21 @@ class RemovalWriter:
             f"{target.topic_id} {target.partition} {ranges[0, 0]} {ranges[-1, 1]}",
         )
         row = removal(
-            self._run_id, str(batch_id), target, ranges.tolist(),
-            records=int(inside.sum()), tombstones=int(batch.tombstones[inside].sum()),
+            self._run_id,
+            str(batch_id),
+            target,
+            ranges.tolist(),
+            records=int(inside.sum()),
+            tombstones=int(batch.tombstones[inside].sum()),
             size=int(batch.sizes[inside].sum()),
-        )  # fmt: skip
+        )
         servers.insert("compaction_removals", row, str(batch_id))
 
 
+_WRITTEN_TYPES = (column.split() for column in WRITTEN.split(", "))
 _WRITTEN_SCHEMA = pa.schema(
-    [(name, pa.int32() if kind == "int" else pa.int64())
-     for name, kind in (column.split() for column in WRITTEN.split(", "))]
-)  # fmt: skip
+    [(name, pa.int32() if kind == "int" else pa.int64()) for name, kind in _WRITTEN_TYPES]
+)
 
 
 class _RegionRemovals:
@@ -208,9 +212,9 @@ def removal(
     tombstones_end: int = 0,
 ) -> pa.Table:
     """A row of compaction_removals."""
-    row = [run_id, batch_id, target.topic, target.topic_id, target.partition,
-           [{"first": first, "last": last} for first, last in ranges],
-           records, tombstones, size, target.bound, tombstones_end]  # fmt: skip
+    place = run_id, batch_id, target.topic, target.topic_id, target.partition
+    removed = [{"first": first, "last": last} for first, last in ranges]
+    row = [*place, removed, records, tombstones, size, target.bound, tombstones_end]
     return pa.table(
         [pa.array([value], field.type) for value, field in zip(row, _REMOVALS, strict=True)],
         schema=_REMOVALS,

@@ -148,7 +148,15 @@ def _look_at(
     elif due or (force and bound > start):
         reason = "tombstones are due" if due else "--force"
     return replace(
-        target, end=end, bound=bound, records=records, below_bound=below_bound,
-        transactional=transactional > 0, clean_end=clean_end, alone_end=alone_end, due_end=due_end,
-        dirty=ratio, reason=reason,
-    )  # fmt: skip
+        target,
+        end=end,
+        bound=bound,
+        records=records,
+        below_bound=below_bound,
+        transactional=transactional > 0,
+        clean_end=clean_end,
+        alone_end=alone_end,
+        due_end=due_end,
+        dirty=ratio,
+        reason=reason,
+    )

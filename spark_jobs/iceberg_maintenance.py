@@ -18,7 +18,7 @@ from pyiceberg.manifest import DataFile
 from spark_jobs import job
 from spark_jobs.iceberg import expiry, rewriting, tables
 from spark_jobs.iceberg.expiry import Expired
-from spark_jobs.iceberg.job import to_pairs, to_tables
+from spark_jobs.iceberg.job import in_catalog, to_tables
 from spark_jobs.iceberg.rewriting import Bin, Replaced, RewriteTask, Rewritten
 from spark_jobs.job import Duration, JobFailure, JobReport, JobRun
 from spark_jobs.progress import counted
@@ -31,28 +31,43 @@ Rows = list[tuple[str, str, int, int]]
 
 
 @job.command("iceberg-maintenance")
+@in_catalog("A directory with tables and a catalog in SQLite")
 @click.option(
-    "--catalog", metavar="DIRECTORY|NAME", required=True,
-    help="A directory with tables and a catalog in SQLite, or PyIceberg's name of a catalog.",
-)  # fmt: skip
-@click.option(
-    "--catalog-option", "catalog_options", metavar="NAME=VALUE", multiple=True, callback=to_pairs,
-    help="A property of PyIceberg's catalog, as in type=rest; may be repeated.",
-)  # fmt: skip
-@click.option(
-    "--table", "names", metavar="NAMESPACE.TABLE", multiple=True, required=True,
-    callback=to_tables, help="May be repeated.",
-)  # fmt: skip
+    "--table",
+    "names",
+    metavar="NAMESPACE.TABLE",
+    multiple=True,
+    required=True,
+    callback=to_tables,
+    help="May be repeated.",
+)
 @job.number("--target-mib", 128, "Size that data files get; those below 3/4 of it are small.", 1)
-@click.option("--retain", type=Duration(), default=5 * _DAY_S, show_default="5d",
-              help="Snapshots that are older expire.")  # fmt: skip
+@click.option(
+    "--retain",
+    type=Duration(),
+    default=5 * _DAY_S,
+    show_default="5d",
+    help="Snapshots that are older expire.",
+)
 @job.number("--retain-last", 1, "So many snapshots of each branch stay, however old.", 1)
-@click.option("--orphans-older-than", type=Duration(), default=3 * _DAY_S, show_default="3d",
-              help="Files of no snapshot that are older are deleted.")  # fmt: skip
+@click.option(
+    "--orphans-older-than",
+    type=Duration(),
+    default=3 * _DAY_S,
+    show_default="3d",
+    help="Files of no snapshot that are older are deleted.",
+)
 def command(
-    run: JobRun, /, catalog: str, catalog_options: dict[str, str], names: Mapping[str, str],
-    target_mib: int, retain: int, retain_last: int, orphans_older_than: int,
-) -> JobReport:  # fmt: skip
+    run: JobRun,
+    /,
+    catalog: str,
+    catalog_options: dict[str, str],
+    names: Mapping[str, str],
+    target_mib: int,
+    retain: int,
+    retain_last: int,
+    orphans_older_than: int,
+) -> JobReport:
     """Rewrite small files of Iceberg tables, apply deletes, expire snapshots, delete orphans."""
     opened = opened_catalog(*tables.catalog_properties(catalog, catalog_options), list(names))
     rows: Rows = []

@@ -17,7 +17,7 @@ from pyiceberg.table.snapshots import TOTAL_DELETE_FILES
 
 from spark_jobs import job
 from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.job import to_pairs
+from spark_jobs.iceberg.job import in_catalog
 from spark_jobs.iceberg_maintenance import opened_catalog
 from spark_jobs.job import JobFailure, JobReport, JobRun
 from spark_jobs.sql_client import SqlServers
@@ -26,39 +26,55 @@ from storage.parameters import literal, quoted
 
 _LOG = "brokerhouse.messages_committed"
 LOG_COLUMNS = {
-    "topic": "String", "partition": "Int32", "offset": "Int64", "timestamp": "DateTime64(3)",
-    "key": "Nullable(String)", "value": "Nullable(String)",
+    "topic": "String",
+    "partition": "Int32",
+    "offset": "Int64",
+    "timestamp": "DateTime64(3)",
+    "key": "Nullable(String)",
+    "value": "Nullable(String)",
     "headers": "Array(Tuple(key String, value Nullable(String)))",
-}  # fmt: skip
+}
 _OF_RECORD = {
-    "_topic": "topic", "_partition": "partition", "_offset": "offset", "_timestamp": "timestamp",
+    "_topic": "topic",
+    "_partition": "partition",
+    "_offset": "offset",
+    "_timestamp": "timestamp",
     "_key": "key",
     "_headers": "mapFromArrays(headers.key, arrayMap(one -> ifNull(one, ''), headers.value))",
-}  # fmt: skip
+}
 _PLACE = ("_topic", "_partition", "_offset")
 
 
 @job.command("iceberg-view")
 @click.argument("view", metavar="DATABASE.VIEW")
+@in_catalog("A directory with tables and a catalog in SQLite")
 @click.option(
-    "--catalog", metavar="DIRECTORY|NAME", required=True,
-    help="A directory with tables and a catalog in SQLite, or PyIceberg's name of a catalog.",
-)  # fmt: skip
+    "--table", "name", metavar="NAMESPACE.TABLE", required=True, help="The Iceberg table."
+)
 @click.option(
-    "--catalog-option", "catalog_options", metavar="NAME=VALUE", multiple=True, callback=to_pairs,
-    help="A property of PyIceberg's catalog, as in type=rest; may be repeated.",
-)  # fmt: skip
-@click.option("--table", "name", metavar="NAMESPACE.TABLE", required=True,
-              help="The Iceberg table.")  # fmt: skip
-@click.option("--source", metavar="SQL", default="",
-              help="How ClickHouse reads the table, as in icebergS3(...). Of a table in local files"
-              " it is known.")  # fmt: skip
-@click.option("--log", "log_url", metavar="URL", default="",
-              help="A broker's SQL interface, if its log is not in this ClickHouse.")  # fmt: skip
+    "--source",
+    metavar="SQL",
+    default="",
+    help="How ClickHouse reads the table, as in icebergS3(...). Of a table in local files"
+    " it is known.",
+)
+@click.option(
+    "--log",
+    "log_url",
+    metavar="URL",
+    default="",
+    help="A broker's SQL interface, if its log is not in this ClickHouse.",
+)
 def command(
-    run: JobRun, /, view: str, catalog: str, catalog_options: dict[str, str], name: str,
-    source: str, log_url: str,
-) -> JobReport:  # fmt: skip
+    run: JobRun,
+    /,
+    view: str,
+    catalog: str,
+    catalog_options: dict[str, str],
+    name: str,
+    source: str,
+    log_url: str,
+) -> JobReport:
     """Make a view of an Iceberg table's rows and of the records that it does not have yet.
 
     The view is made on --http, a ClickHouse that may read both. Values are JSON.

@@ -22,7 +22,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from common.console import console, new_table, printable
-from common.options import brokers_from_text, brokers_option, environment_option, server_option
+from common.options import (
+    CommandT,
+    brokers_from_text,
+    brokers_option,
+    environment_option,
+    server_option,
+)
 from spark_jobs.progress import JobProgress, shown
 from spark_jobs.session import SparkMissing, session, spark_context
 from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
@@ -147,6 +153,20 @@ def number(
     return click.option(name, type=kind, default=default, show_default=True, help=purpose)
 
 
+def text(
+    name: str, default: str, purpose: str, read: Callable[..., Any] | None = None, **more: Any
+) -> Callable[[CommandT], CommandT]:
+    """An option that is a text, as `read`, a click callback, returns it; `more` is click's."""
+    return click.option(name, default=default, callback=read, help=purpose, **more)
+
+
+def repeated(
+    name: str, variable: str, metavar: str, purpose: str, read: Callable[..., Any] | None = None
+) -> Callable[[CommandT], CommandT]:
+    """An option that may be repeated; `read`, a click callback, gets all its values."""
+    return click.option(name, variable, metavar=metavar, multiple=True, callback=read, help=purpose)
+
+
 def _to_brokers(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     try:
         return ",".join(map(str, brokers_from_text(text)))
@@ -157,9 +177,14 @@ def _to_brokers(_context: click.Context, _parameter: click.Parameter, text: str)
 bootstrap_option = brokers_option(_to_brokers)
 
 
+_ONLY_THESE = "Only these {}; * is any text, ? any character. May be repeated."
 _COMMON_OPTIONS = (
     server_option(
-        "--http", "URL[,URL]", "http://127.0.0.1:8123", "HTTP", _check_servers,
+        "--http",
+        "URL[,URL]",
+        "http://127.0.0.1:8123",
+        "HTTP",
+        _check_servers,
         "The broker's SQL interface, or the ClickHouse servers of a cluster.",
     ),
     environment_option("--user", "SQL_USER", "The broker's sql_user; anonymous if not given."),
@@ -170,18 +195,12 @@ _COMMON_OPTIONS = (
         help=f"Where Spark runs.  [default: {LOCAL}, or what spark-submit says]",
     ),
     click.option("--dry-run", is_flag=True, help="Write nothing; report what would be written."),
+    repeated("--group", "groups", "PATTERN", _ONLY_THESE.format("groups")),
+    repeated("--topic", "topics", "PATTERN", _ONLY_THESE.format("topics")),
     click.option(
-        "--group", "groups", metavar="PATTERN", multiple=True,
-        help="Only these groups; * is any text, ? any character. May be repeated.",
+        "--json", "as_json", is_flag=True, help="Print the report as JSON, not as a table."
     ),
-    click.option(
-        "--topic", "topics", metavar="PATTERN", multiple=True,
-        help="Only these topics; * is any text, ? any character. May be repeated.",
-    ),
-    click.option(
-        "--json", "as_json", is_flag=True, help="Print the report as JSON, not as a table.",
-    ),
-)  # fmt: skip
+)
 
 
 # --- the command
@@ -194,10 +213,18 @@ def command(name: str) -> Callable[[Callable[..., JobReport]], click.Command]:
         @click.pass_context
         @functools.wraps(work)
         def invoke(
-            context: click.Context, /, http: str, user: str | None, password: str | None,
-            master: str | None, dry_run: bool, groups: tuple[str, ...], topics: tuple[str, ...],
-            as_json: bool, **own: Any,
-        ) -> None:  # fmt: skip
+            context: click.Context,
+            /,
+            http: str,
+            user: str | None,
+            password: str | None,
+            master: str | None,
+            dry_run: bool,
+            groups: tuple[str, ...],
+            topics: tuple[str, ...],
+            as_json: bool,
+            **own: Any,
+        ) -> None:
             with shown(name) as progress, _failures_in_one_sentence():
                 run = JobRun(
                     SqlServers.parse(http, user, password),
@@ -256,8 +283,8 @@ def _message_of_a_worker(error: Exception) -> str | None:
 def show(report: JobReport, *, as_json: bool) -> None:
     if as_json:
         rows = [dict(zip(report.columns, row, strict=True)) for row in report.rows]
-        click.echo(json.dumps({"summary": report.summary, "ok": report.ok, "rows": rows},
-                              default=_as_text, indent=2))  # fmt: skip
+        shown = {"summary": report.summary, "ok": report.ok, "rows": rows}
+        click.echo(json.dumps(shown, default=_as_text, indent=2))
         return
     numbers = [
         name

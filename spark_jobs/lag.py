@@ -110,9 +110,12 @@ def first_missing(run: JobRun, seconds: int, backfill_s: int, end: int) -> int:
     """
     first = end - max(backfill_s // seconds, 1) * seconds
     parameters = {
-        **_selection(run), "seconds": seconds, "first": first, "end": end,
+        **_selection(run),
+        "seconds": seconds,
+        "first": first,
+        "end": end,
         "history": first - HISTORY_S,
-    }  # fmt: skip
+    }
     ((needed,),) = run.servers.rows(query("lag_first_missing_window"), parameters)
     return min(needed or end, end - seconds)
 
@@ -128,10 +131,13 @@ def _in_parts(sql: str, parameters: dict[str, Parameter], parts: int) -> list[Qu
 def measured(run: JobRun, windows: Windows, trend: int) -> DataFrame:
     """The measures of these windows; `new` is true where lag_history lacks the row."""
     parameters = {
-        **_selection(run), "seconds": windows.seconds, "origin": windows.origin,
-        "end": windows.end, "history": windows.origin - HISTORY_S,
+        **_selection(run),
+        "seconds": windows.seconds,
+        "origin": windows.origin,
+        "end": windows.end,
+        "history": windows.origin - HISTORY_S,
         "first": windows.origin + windows.first * windows.seconds,
-    }  # fmt: skip
+    }
     ((rows,),) = run.servers.rows(_COMMITTED_PARTITIONS, _selection(run))
     parts = max(1, min(64, rows * (windows.count + 1) // PART_ROWS))
     spark = run.spark(parts)
@@ -183,12 +189,20 @@ def _write_windows(run: JobRun, found: DataFrame, seconds: int, total: int) -> N
     writer, stored = LagWriter.of(run.servers, seconds), run.spark().sparkContext.accumulator(0)
     run.progress.step("writing", total, lambda: stored.value)
     rows = _missing(found).select(
-        "window_start", F.lit(seconds).cast("int").alias("window_seconds"), *KEY,
+        "window_start",
+        F.lit(seconds).cast("int").alias("window_seconds"),
+        *KEY,
         F.col("offset").alias("committed_offset"),
-        F.timestamp_millis("commit_ms").alias("commit_time"), "end_offset", "lag", "lag_seconds",
-        "rate_in", "rate_out", "catch_up_seconds", "trend",
+        F.timestamp_millis("commit_ms").alias("commit_time"),
+        "end_offset",
+        "lag",
+        "lag_seconds",
+        "rate_in",
+        "rate_out",
+        "catch_up_seconds",
+        "trend",
         F.expr(f"window_start div {SPAN_S}").alias("span"),
-    )  # fmt: skip
+    )
 
     def store(span: pa.Table) -> pa.Table:
         writer.store(span.drop_columns("span"))
@@ -219,9 +233,11 @@ def _alert_news(
 ) -> list[dict[str, Any]]:
     """The rows to add to lag_alerts: alerts that began or ended, and no others."""
     parameters = {
-        **_selection(run), "seconds": windows.seconds, "kinds": list(thresholds.asked()),
+        **_selection(run),
+        "seconds": windows.seconds,
+        "kinds": list(thresholds.asked()),
         "first": windows.origin,
-    }  # fmt: skip
+    }
     stored_query = Query(query("lag_stored_alerts"), parameters)
     stored = answers(run.spark(), run.servers, [stored_query], ALERTS).cache()
     news = alerts(conditions(found, thresholds), stored, windows)
@@ -308,10 +324,17 @@ def _plot_file(
     help="Draw lag over time into this .png or .html file.",
 )
 def command(
-    run: JobRun, /, seconds: int, backfill: int, trend_windows: int, alert_records: int | None,
-    alert_seconds: float | None, alert_growing: int | None, alert_stalled: int | None,
+    run: JobRun,
+    /,
+    seconds: int,
+    backfill: int,
+    trend_windows: int,
+    alert_records: int | None,
+    alert_seconds: float | None,
+    alert_growing: int | None,
+    alert_stalled: int | None,
     plot: Path | None,
-) -> JobReport:  # fmt: skip
+) -> JobReport:
     """Write to lag_history how far each group was behind at the end of each window.
 
     Per group, topic and partition: records and seconds behind, rates in and out, time to catch up,
@@ -343,10 +366,8 @@ def command(
     return JobReport(COLUMNS, rows, _summary(run, written, news, end, plot))
 
 
-COLUMNS = (
-    "group", "topic", "partition", "committed", "end", "lag", "seconds", "in/s", "out/s",
-    "catch up s", "trend/s",
-)  # fmt: skip
+_COUNTED = "committed", "end", "lag", "seconds", "in/s", "out/s", "catch up s", "trend/s"
+COLUMNS = ("group", "topic", "partition", *_COUNTED)
 
 
 def _last_rows(found: DataFrame, windows: Windows) -> list[Sequence[object]]:
@@ -355,10 +376,10 @@ def _last_rows(found: DataFrame, windows: Windows) -> list[Sequence[object]]:
         .orderBy(F.col("lag").desc(), "group_id", "topic", "partition")
         .limit(SHOWN)
         .select(
-            "group_id", "topic", "partition", "offset", "end_offset", "lag", "lag_seconds",
-            "rate_in", "rate_out", "catch_up_seconds", "trend",
+            *("group_id", "topic", "partition", "offset", "end_offset", "lag", "lag_seconds"),
+            *("rate_in", "rate_out", "catch_up_seconds", "trend"),
         )
-    )  # fmt: skip
+    )
     return [tuple(row) for row in last.collect()]
 
 

@@ -54,9 +54,11 @@ def positions(commits: DataFrame, windows: Windows) -> DataFrame:
 
     `commits`: the last commit of each window that has any; window -1 has the last one before.
     """
-    every = commits.select(KEY).distinct().withColumn(
-        "w", F.explode(F.sequence(F.lit(-1), F.lit(windows.count - 1)))
-    )  # fmt: skip
+    every = (
+        commits.select(KEY)
+        .distinct()
+        .withColumn("w", F.explode(F.sequence(F.lit(-1), F.lit(windows.count - 1))))
+    )
     so_far = Window.partitionBy(KEY).orderBy("w")
     last = F.last("commit", ignorenulls=True).over(so_far)
     one = commits.select(*KEY, "w", F.struct("offset", "commit_ms", "deleted").alias("commit"))
@@ -80,9 +82,11 @@ def ends(minutes: DataFrame, before: DataFrame, windows: Windows) -> DataFrame:
         .agg((F.max("max_offset") + 1).alias("end_offset"))
     )
     known = before.select(*PARTITION, F.lit(-1).alias("w"), "end_offset").unionByName(in_window)
-    every = known.select(PARTITION).distinct().withColumn(
-        "w", F.explode(F.sequence(F.lit(-1), F.lit(windows.count - 1)))
-    )  # fmt: skip
+    every = (
+        known.select(PARTITION)
+        .distinct()
+        .withColumn("w", F.explode(F.sequence(F.lit(-1), F.lit(windows.count - 1))))
+    )
     so_far = Window.partitionBy(PARTITION).orderBy("w")
     return (
         every.join(known, [*PARTITION, "w"], "left")
@@ -188,11 +192,15 @@ def conditions(measured: DataFrame, thresholds: Thresholds) -> DataFrame:
         on, value = found[kind](limit)
         parts.append(
             measured.select(
-                *KEY, "w", "new", F.lit(kind).alias("kind"), F.lit(limit).alias("threshold"),
+                *KEY,
+                "w",
+                "new",
+                F.lit(kind).alias("kind"),
+                F.lit(limit).alias("threshold"),
                 F.coalesce(on & F.col("lag").isNotNull(), F.lit(False)).alias("on"),
                 value.cast("double").alias("value"),
             )
-        )  # fmt: skip
+        )
     return reduce(DataFrame.unionByName, parts)
 
 
@@ -210,9 +218,12 @@ def alerts(held: DataFrame, stored: DataFrame, windows: Windows) -> DataFrame:
     first_end = F.lit(windows.origin) + (F.col("first") + 1) * windows.seconds
     # A stored alert that reaches into the first window continues.
     known = stored.select(
-        *each, *(F.col(name).alias(f"old_{name}")
-                 for name in ("began_at", "ended_at", "threshold", "value", "peak")),
-    )  # fmt: skip
+        *each,
+        *(
+            F.col(name).alias(f"old_{name}")
+            for name in ("began_at", "ended_at", "threshold", "value", "peak")
+        ),
+    )
     covering = (
         looked_at.select(*each, first_end.alias("first_end"))
         .distinct()
@@ -220,8 +231,8 @@ def alerts(held: DataFrame, stored: DataFrame, windows: Windows) -> DataFrame:
         .where(F.col("old_began_at") < F.col("first_end"))
         .where(F.col("old_ended_at").isNull() | (F.col("old_ended_at") >= F.col("first_end")))
         .groupBy(each)
-        .agg(F.max_by(F.struct(*known.columns[len(each):]), "old_began_at").alias("old"))
-    )  # fmt: skip
+        .agg(F.max_by(F.struct(*known.columns[len(each) :]), "old_began_at").alias("old"))
+    )
     goes_on = (F.col("w") == F.col("first")) & F.col("old").isNotNull()
     before = F.coalesce(F.lag("on").over(in_order), goes_on)
     runs = (
@@ -249,10 +260,11 @@ def alerts(held: DataFrame, stored: DataFrame, windows: Windows) -> DataFrame:
     return ones.where(
         (F.col("run") > 0) | (old.isNotNull() & F.col("ended_at").isNotNull())
     ).select(
-        "kind", *KEY,
+        "kind",
+        *KEY,
         F.coalesce(old.old_began_at, "began_at").cast("bigint").alias("began_at"),
         F.col("ended_at").cast("bigint"),
         F.coalesce(old.old_threshold, "threshold").alias("threshold"),
         F.coalesce(old.old_value, "value").alias("value"),
         F.greatest(old.old_peak, F.col("peak")).alias("peak"),
-    )  # fmt: skip
+    )

@@ -1,4 +1,7 @@
-"""Lag over time as a picture: a PNG, or an HTML page that holds it."""
+"""Lag over time as a picture: a PNG, or an HTML page that holds it.
+
+Everything about matplotlib is here; lag.py knows numbers.
+"""
 
 from __future__ import annotations
 

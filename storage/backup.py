@@ -111,8 +111,11 @@ class Backups:
             await asyncio.to_thread(os.sync)
         log.info(
             "backup %s: %d MB in %.1f s; the tables stood still for %.0f ms",
-            destination, info.size_bytes >> 20, time.monotonic() - began, standstill_s * 1000,
-        )  # fmt: skip
+            destination,
+            info.size_bytes >> 20,
+            time.monotonic() - began,
+            standstill_s * 1000,
+        )
         return info
 
     async def _identity(self) -> tuple[int, str]:

@@ -191,9 +191,11 @@ def _lacks(
     target: _Target, databases: Mapping[str, Sequence[ClusterMigration]]
 ) -> list[ClusterMigration]:
     return [
-        one for name, known in databases.items() for one in known
+        one
+        for name, known in databases.items()
+        for one in known
         if one.number not in target.has[name]
-    ]  # fmt: skip
+    ]
 
 
 async def _apply(

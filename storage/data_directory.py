@@ -119,8 +119,9 @@ def make_private(data_dir: Path) -> None:
         log.warning(
             "other users of this machine may be able to read %s, and its mode cannot be changed"
             " (%s): let it belong to this user, on a file system that keeps modes",
-            data_dir, error.strerror,
-        )  # fmt: skip
+            data_dir,
+            error.strerror,
+        )
     else:
         log.info(
             "other users could read %s: it has the mode 0700 now, and its files 0600", data_dir

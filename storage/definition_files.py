@@ -109,8 +109,10 @@ class DefinitionFiles:
                 self._set_aside(path, f"{table.parent.name}.{table.name}.{path.name}")
                 log.error(
                     "the disk was full when a change of rows of %s was written: it is not made,"
-                    " and its file %s is set aside", self.readable(table), path.name,
-                )  # fmt: skip
+                    " and its file %s is set aside",
+                    self.readable(table),
+                    path.name,
+                )
         for path in self._tables.glob("*/*/format_version.txt"):
             if path.stat().st_size == 0:
                 path.write_text(_FORMAT_VERSION)
@@ -133,8 +135,9 @@ class DefinitionFiles:
             dropped.unlink()
         log.warning(
             "the disk was full when the definition of %s was written: it is the one before that"
-            " change again", self.readable(path),
-        )  # fmt: skip
+            " change again",
+            self.readable(path),
+        )
 
     def _remove(self, path: Path) -> None:
         """Set a damaged file without a copy aside. Raises `DefinitionError` if rows need it."""

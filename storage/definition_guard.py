@@ -185,9 +185,10 @@ class DefinitionGuard:
             self._files.put_back(path)
             log.warning(
                 "the disk was full when the definition of %s was written:"
-                " it is the one before that change again", self._files.readable(path),
+                " it is the one before that change again",
+                self._files.readable(path),
                 extra=counted(),
-            )  # fmt: skip
+            )
             return
         name = ".".join(quoted(name) for name in self._files.names(path))
         self._run(f"DROP {kind} IF EXISTS {name} SYNC")

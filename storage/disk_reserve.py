@@ -126,8 +126,10 @@ class DiskReserve:
         self._is_held = False
         log.warning(
             "the disk of %s is low: %s may use its reserve of %d MB",
-            self._directory, what, self.size >> 20,
-        )  # fmt: skip
+            self._directory,
+            what,
+            self.size >> 20,
+        )
 
     def hold_again(self, *, announced: bool = True) -> bool:
         """Allocate the reserve if the disk is not low then. Raises `OSError`."""

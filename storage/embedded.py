@@ -86,7 +86,7 @@ _PART_MAX_BYTES = 150 << 30  # ClickHouse's default
 _TO_START_BYTES = 1 << 20
 """For the engine's configuration and its own small files."""
 _READERS = 8
-"""More than cold reads keep open when they do not read (broker/log/open_reads.py)."""
+"""More than cold reads keep open when they do not read (`OpenReads` of broker/log/reader.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +217,11 @@ class EmbeddedEngine:
                     raise InsertRejected(str(error), error.code) from error
                 log.warning(
                     "insert %s was refused (attempt %d), retrying: %s",
-                    token, attempt, error, extra=counted(),
-                )  # fmt: skip
+                    token,
+                    attempt,
+                    error,
+                    extra=counted(),
+                )
 
     def _insert(
         self, lane: _Lane, statement: str, fill: Callable[[], None], guard: ViewGuard | None
@@ -253,9 +256,12 @@ class EmbeddedEngine:
         try:
             statement = f"{sql} SETTINGS preferred_block_size_bytes = {int(chunk_bytes)}"
             stream = await reader.run(
-                _guarded, reader.handle.send_query, statement, "Native",
+                _guarded,
+                reader.handle.send_query,
+                statement,
+                "Native",
                 params=parameter_texts(params),
-            )  # fmt: skip
+            )
             handle = reader.handle
             try:
                 while chunk := await reader.run(_next_chunk, handle, stream):

@@ -204,9 +204,14 @@ class InsertClient:
     """
 
     def __init__(
-        self, where: URL, database: str, user: str, password: str, connect_timeout_s: float,
+        self,
+        where: URL,
+        database: str,
+        user: str,
+        password: str,
+        connect_timeout_s: float,
         tls: Callable[[], ssl.SSLContext],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`tls` is called for the first connection to an https address."""
         self._where = where
         self._database = database
@@ -226,18 +231,28 @@ class InsertClient:
         self._closed = False
 
     async def insert(
-        self, statement: str, settings: Mapping[str, str], token: str, query_id: str,
-        body: bytes, *, coding: str = "", timeout_s: float,
-    ) -> InsertAnswer:  # fmt: skip
+        self,
+        statement: str,
+        settings: Mapping[str, str],
+        token: str,
+        query_id: str,
+        body: bytes,
+        *,
+        coding: str = "",
+        timeout_s: float,
+    ) -> InsertAnswer:
         """The answer to an INSERT with this body, which has the Content-Encoding `coding`.
 
         Raises `NotSent`; and `TimeoutError`, `OSError` and `NotAnAnswer`, after which it is not
         known whether the insert has arrived.
         """
         path, headers = self._head(statement, settings, coding)
-        head = b"%b&insert_deduplication_token=%b&query_id=%b HTTP/1.1\r\n%bContent-Length: %d" % (
-            path, quote(token, safe="").encode(), query_id.encode(), headers, len(body),
-        )  # fmt: skip
+        parameters = b"&insert_deduplication_token=%b&query_id=%b" % (
+            quote(token, safe="").encode(),
+            query_id.encode(),
+        )
+        length = b"Content-Length: %d" % len(body)
+        head = path + parameters + b" HTTP/1.1\r\n" + headers + length
         connection = await self._connection(coding)
         async with asyncio.timeout(timeout_s):
             answer = await connection.ask(head + b"\r\n\r\n", body)

@@ -2,26 +2,57 @@
 
 A segment is a file `NUMBER.journal`, allocated before it is used and recycled when all of it is in
 the engine. All have the same size, but for those that were made for a larger block, and files that
-were such a one before (journal_spares.py). A segment begins with a head of 512 bytes:
+were such a one before (journal_spares.py). Numbers are little-endian; an entry begins at a multiple
+of 8 bytes.
 
-    magic, version, journal id, number of the segment, sequence number of its first entry,
-    for each stream: drained up to, round from, round up to; CRC32C of all that;
-    from version 4 on: size of the file, CRC32C of all that
+    segment   +-------------------+-------+-------+-----+-----------------------------------------+
+              | head of 512 bytes | entry | entry | ... | zeros, or entries of an earlier use of  |
+              |                   |       |       |     | the file, with lower sequence numbers   |
+              +-------------------+-------+-------+-----+-----------------------------------------+
 
-Entries follow, each at a multiple of 8 bytes:
+    head      0          8         12           28           36           44              92
+              +----------+---------+------------+------------+------------+---------------+--------+
+              | BHJOURNL | version | journal id | number of  | sequence   | of 2 streams, | CRC32C |
+              |          | u32     | 16 bytes   | the        | number of  | u64 each:     | of 0   |
+              |          |         |            | segment    | its first  | drained up to,| to 92  |
+              |          |         |            | u64        | entry, u64 | round from, to|        |
+              +----------+---------+------------+------------+------------+---------------+--------+
+              96                 104       108                                                   512
+              +------------------+---------+-------------------------------------------------------+
+              | size of the file | CRC32C  | zeros; up to version 3 they begin at 96               |
+              | u64              | 0 to 104|                                                       |
+              +------------------+---------+-------------------------------------------------------+
 
-    u32 length of the body, u32 CRC32C of the journal id and of all but the first length, itself
-    and the rest of the body,
-    u64 sequence number, u64 number up to which entries were known to be acknowledged,
-    u32 kind, u32 length of the prefix, u32 length of the body again, u32 CRC32C of the rest,
-    body: prefix and rest
+    entry     0         4         8          16              24     28        32        36       40
+              +---------+---------+----------+---------------+------+---------+---------+--------+
+              | length  | CRC32C, | sequence | number up to  | kind | length  | length  | CRC32C |
+              | of the  | see     | number   | which entries | u32  | of the  | of the  | of the |
+              | body    | below   | u64      | were acknow-  |      | prefix  | body    | rest   |
+              | u32     |         |          | ledged, u64   |      | u32     | u32     |        |
+              +---------+---------+----------+---------------+------+---------+---------+--------+
+              | body: prefix | rest | zeros up to a multiple of 8                                |
+              +--------------+------+------------------------------------------------------------+
 
-There are two sums because a large block need not be copied to its head then.
-Sequence numbers go up by one, through all segments; what follows the last entry is zeros, or
-entries of the file's earlier use with lower numbers. Kinds: a block of rows; a round of a stream
-has begun (from now on some of its rows may be in the engine); the round has ended; the tokens that
-are known, which is the first entry of each segment; a token whose block goes to the engine itself.
-So the newest segment knows the tokens of all before it, and they can be recycled.
+    body of   +--------+---------------------+-------+---------+-------+------+
+    a block   | stream | lengths, u16 each   | table | columns | token | rows |   rows: the rest
+              | u32    | of the next three   |       |         |       |      |
+              +--------+---------------------+-------+---------+-------+------+
+    of a      +--------+-------+-----------+----------+
+    round     | stream | 0     | first u64 | last u64 |
+              | u32    | u32   |           |          |
+              +--------+-------+-----------+----------+
+    of tokens +-----------------------+-----------------------+--------------------------+
+              | length of the next u32| tokens of the journal | tokens of direct inserts |
+              +-----------------------+-----------------------+--------------------------+
+
+The CRC at 4 is of the journal id, of the bytes from 8 to 40 and of the prefix: a large block, which
+is the rest, need not be copied to its head then. Sequence numbers go up by one, through all
+segments.
+
+Kinds: a block of rows (1); a round of a stream has begun (2: from now on some of its rows may be in
+the engine); the round has ended (3); the tokens that are known (4), which comes first in each
+segment; a token whose block goes to the engine itself (5: a block without columns and rows). So the
+newest segment knows the tokens of all before it, and they can be recycled.
 
 An entry that a crash cut off is left out: nobody was told of it. It is the last one, as entries are
 written one after the other; only after a power failure the disk may have kept a later one and lost

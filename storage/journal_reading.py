@@ -174,16 +174,19 @@ class _JournalReading:
             else:
                 log.warning(
                     "%s is segment %d of the journal, by what is in it: it is read as that",
-                    one.path, head.number,
-                )  # fmt: skip
+                    one.path,
+                    head.number,
+                )
                 self._whole[head.number] = self._misplaced[head.number] = one.path
                 self._heads[head.number] = head
 
     def _is_recycled(self, one: _SegmentCandidate) -> bool:
         """Whether a crash came before it got the name of a spare file."""
-        return self._known is not None and 0 < one.number < self._known.first and (
-            one.head is None or one.head.number < self._known.first
-        )  # fmt: skip
+        return (
+            self._known is not None
+            and 0 < one.number < self._known.first
+            and (one.head is None or one.head.number < self._known.first)
+        )
 
     def _is_ours(self, head: SegmentHead) -> bool:
         return self._known is None or head.journal_id == self._known.journal_id

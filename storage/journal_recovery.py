@@ -98,8 +98,9 @@ class Recovery:
         log.error(
             "%d blocks of acknowledged records stay in the journal, because the disk of %s is full:"
             " Kafka clients can read them, SQL cannot; delete topics or records, or add space",
-            len(waiting), self._engine.data_dir,
-        )  # fmt: skip
+            len(waiting),
+            self._engine.data_dir,
+        )
 
     async def close(self) -> None:
         if self._found is not None:

@@ -185,9 +185,12 @@ class KeeperRegistry:
         mark = secrets.token_hex(_MARK_CHARS // 2)
         statement, params = self._setting(key, expected, value, mark)
         return await self._change(
-            key, expected, statement, params,
+            key,
+            expected,
+            statement,
+            params,
             has_happened=lambda found: found is not None and mark in found.marks,
-        )  # fmt: skip
+        )
 
     async def create(self, values: Mapping[str, str]) -> dict[str, Versioned]:
         mark = secrets.token_hex(_MARK_CHARS // 2)

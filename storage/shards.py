@@ -59,13 +59,14 @@ SYNCED_TABLES = (
     "group_member_versions",
     "group_heartbeats",
     "partition_checkpoints",
-    "leader_epochs", "producer_states",
+    "leader_epochs",
+    "producer_states",
     "topic_versions",
     "transaction_versions",
     "transaction_offsets",
     "open_transaction_versions",
     "aborted_transactions",
-)  # fmt: skip
+)
 _PING_S = 0.5
 _PING_ASKED_S = 1.0
 """For how long a replica that owes an answer may be silent before it is pinged."""
@@ -87,11 +88,11 @@ _TROUBLE = frozenset(
         159,  # TIMEOUT_EXCEEDED
         160,  # TOO_SLOW
         173,  # CANNOT_ALLOCATE_MEMORY
-        192, 193, 194, 195,  # the user is unknown or not allowed there
+        *(192, 193, 194, 195),  # the user is unknown or not allowed there
         198,  # DNS_ERROR
         202,  # TOO_MANY_SIMULTANEOUS_QUERIES
         203,  # NO_FREE_CONNECTION
-        209, 210,  # SOCKET_TIMEOUT, NETWORK_ERROR
+        *(209, 210),  # SOCKET_TIMEOUT, NETWORK_ERROR
         225,  # NO_ZOOKEEPER
         236,  # ABORTED
         241,  # MEMORY_LIMIT_EXCEEDED
@@ -105,7 +106,7 @@ _TROUBLE = frozenset(
         516,  # AUTHENTICATION_FAILED
         999,  # KEEPER_EXCEPTION
     )
-)  # fmt: skip
+)
 
 
 class _Replica:

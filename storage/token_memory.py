@@ -2,7 +2,8 @@
 
 Senders count: the tokens of a lane are `17-3-1`, `17-3-2`, and so on. So what stands before the
 number is kept once, with ranges of numbers, and the tokens of a day take a few bytes. A token
-without a number is a range by itself.
+without a number is a range by itself. journal_files.py stores it; here is neither a file nor a
+clock, so that it can be tested with any sequence of tokens.
 """
 
 from __future__ import annotations

@@ -183,9 +183,11 @@ class ViewGuard:
             log.error(
                 "view %s could not be filled, and is stopped: `brokerhouse views repair %s` fills"
                 " it again: %s",
-                view, view, error,
+                view,
+                view,
+                error,
                 extra=counted(view),
-            )  # fmt: skip
+            )
 
     # Repairing
 

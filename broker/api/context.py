@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from broker.leadership import NO_NODE, BrokerEndpoint, Leader
 from broker.log.block import Sender
 from broker.log.topic import Topic
+from broker.memory import ResponseCharge
 from broker.named_addresses import DEFAULT_LISTENER
 from broker.node import Broker
-from broker.response_memory import ResponseCharge
 from coordinator.messages import Client
 from protocol._request_head import RequestHeader
 from protocol.versions import ServedApi

@@ -15,6 +15,9 @@ A client may name the leader epoch of the record before the offset (`last_fetche
 epoch ended before the offset, or no record can be of it, the answer has no records but the largest
 epoch up to it, and where that ended; it does not wait.
 
+`_Fetch` says when there is enough to answer, `_PartitionReads` reads, `_FetchBudget` keeps the
+limits, and `_LongPoll` waits for appends. broker/log/transactions.py decides what was aborted.
+
 Errors: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, NOT_LEADER_OR_FOLLOWER,
 OFFSET_OUT_OF_RANGE, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH, KAFKA_STORAGE_ERROR (ClickHouse
@@ -24,10 +27,12 @@ cannot be read).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import TypeAlias
+from typing import Self, TypeAlias
 from uuid import UUID
 
 from kafka.protocol.consumer import FetchRequest, FetchResponse
@@ -38,8 +43,9 @@ from broker.fetch_sessions import FetchSession, Wanted
 from broker.log.leader_epochs import NO_END, EpochEnd
 from broker.log.partition import PartitionLog
 from broker.log.transactions import AbortedTransaction
+from broker.memory import ResponseCharge, ResponseMemory, cost
+from broker.node import Broker
 from broker.request_counts import FetchedCounts
-from broker.response_memory import cost
 from protocol.batches import base_offset, end_offset, record_count
 from protocol.errors import (
     KafkaError,
@@ -66,15 +72,10 @@ async def fetch(ctx: RequestContext, request: FetchRequest) -> FetchResponse:
         return FetchResponse(
             throttle_time_ms=0, error_code=error.code, session_id=0, responses=[], node_endpoints=[]
         )
-    collector = _Collector(ctx, request, wanted)
-    await collector.run(request.max_wait_ms / 1000)
-    if request.isolation_level == _READ_COMMITTED:
-        await collector.find_aborted()
-    answers = [
-        (wanted, partition)
-        for wanted, partition in collector.answers(request.isolation_level)
-        if not news_only or _is_news(session, wanted, partition)
-    ]
+    readings = await _Fetch(ctx, request, wanted).read()
+    answers = [(one.wanted, _answer(one, request.isolation_level)) for one in readings]
+    if news_only:
+        answers = [answer for answer in answers if _is_news(session, *answer)]
     _count(ctx.broker.fetched, answers)
     ctx.charge.add(_PARTITION_BYTES * len(answers))
     if session is not None:
@@ -126,90 +127,48 @@ class _Reading:
         return sum(len(data) for data in self.batches)
 
 
-class _Collector:
+class _Fetch:
     """Reads the wanted partitions until there is enough, one has an error, or time is up."""
 
     def __init__(self, ctx: RequestContext, request: FetchRequest, wanted: list[Wanted]) -> None:
         self._ctx = ctx
         self._min_bytes = request.min_bytes
+        self._max_wait_s = request.max_wait_ms / 1000
         self._is_committed_only = request.isolation_level == _READ_COMMITTED
-        self._max_bytes = min(
-            max(request.max_bytes, 0),
-            ctx.broker.settings.fetch_max_bytes,
-        )
-        self._charge = ctx.charge
+        self._end_of = _last_stable_offset if self._is_committed_only else _high_watermark
+        max_bytes = min(max(request.max_bytes, 0), ctx.broker.settings.fetch_max_bytes)
+        self._budget = _FetchBudget(ctx.charge, max_bytes)
+        self._reads = _PartitionReads(ctx.broker, self._budget, self._end_of)
         self._readings = [_Reading(want) for want in wanted]
         self._by_partition: dict[PartitionLog, _Reading] = {}
-        self._size = 0
-        self._woken = asyncio.Event()
-        self._changed: set[PartitionLog] = set()
 
-    async def run(self, max_wait_s: float) -> None:
+    async def read(self) -> list[_Reading]:
         await self._ctx.broker.partitions.await_open(
             [reading.wanted.key for reading in self._readings]
         )
         for reading in self._readings:
             self._find_log(reading)
-        await self._read(self._readings)
-        if self._is_enough() or max_wait_s <= 0:
-            return
-        for partition in self._by_partition:
-            partition.waiters.add(self._wake)
-        self._ctx.broker.long_polls.add(self._woken)
-        try:
-            async with asyncio.timeout(max_wait_s):
+        await self._reads.read(self._readings)
+        if not self._is_enough() and self._max_wait_s > 0:
+            with suppress(TimeoutError):
+                await self._wait_for_more()
+        if self._is_committed_only:
+            for reading in self._readings:
+                if reading.partition is not None and reading.batches:
+                    await self._find_aborted(reading, reading.partition)
+        return self._readings
+
+    async def _wait_for_more(self) -> None:
+        """Raises `TimeoutError` when time is up."""
+        memory = self._ctx.charge.memory
+        by_partition = self._by_partition
+        with _LongPoll(self._ctx.broker, memory, by_partition) as poll:
+            async with asyncio.timeout(self._max_wait_s):
                 # Records may have been appended while cold reads ran, before the registration.
-                await self._read(
-                    [reading for reading in self._readings if self._is_behind(reading)]
-                )
+                await self._reads.read(list(filter(self._is_behind, self._readings)))
                 while not self._is_enough() and not self._ctx.broker.stopping:
-                    if self._size:
-                        self._charge.memory.wake_when_short(self._woken)
-                    await self._woken.wait()
-                    self._woken.clear()
-                    changed, self._changed = self._changed, set()
-                    await self._read([self._by_partition[partition] for partition in changed])
-        except TimeoutError:
-            return
-        finally:
-            self._ctx.broker.long_polls.discard(self._woken)
-            self._charge.memory.forget_event(self._woken)
-            for partition in self._by_partition:
-                partition.waiters.discard(self._wake)
-
-    async def find_aborted(self) -> None:
-        """Find which of the transactions that were read were aborted."""
-        for reading in self._readings:
-            if reading.partition is None or not reading.batches:
-                continue
-            first, end = reading.wanted.fetch_offset, end_offset(reading.batches[-1])
-            try:
-                reading.aborted = await self._ctx.broker.cold_reader.aborted(
-                    reading.partition, first, end
-                )
-            except EngineError as error:
-                self._forget(reading)
-                reading.error = KafkaStorageError(f"Cannot read {reading.partition}: {error}")
-
-    def _is_behind(self, reading: _Reading) -> bool:
-        """Whether nothing was read from a partition that has records by now."""
-        return (
-            reading.partition is not None
-            and not reading.batches
-            and self._end(reading.partition) > reading.wanted.fetch_offset
-        )
-
-    def _wake(self, partition: PartitionLog) -> None:
-        self._changed.add(partition)
-        self._woken.set()
-
-    def _is_enough(self) -> bool:
-        return (
-            self._size >= self._min_bytes
-            or (self._size > 0 and self._charge.memory.is_short)
-            or not self._by_partition
-            or any(one.error is not None or one.diverging is not None for one in self._readings)
-        )
+                    changed = await poll.changed(has_records=self._budget.size > 0)
+                    await self._reads.read([by_partition[partition] for partition in changed])
 
     def _find_log(self, reading: _Reading) -> None:
         try:
@@ -220,57 +179,108 @@ class _Collector:
         except KafkaError as error:
             reading.error = error
 
-    async def _read(self, readings: list[_Reading]) -> None:
+    async def _find_aborted(self, reading: _Reading, partition: PartitionLog) -> None:
+        """Which transactions of the batches were aborted: broker/log/transactions.py decides."""
+        stored = partial(self._ctx.broker.cold_reader.stored_aborted, partition)
+        first, end = reading.wanted.fetch_offset, end_offset(reading.batches[-1])
+        try:
+            reading.aborted = await partition.transactions.aborted_in_fetch(first, end, stored)
+        except EngineError as error:
+            self._budget.drop(reading)
+            reading.error = KafkaStorageError(f"Cannot read {partition}: {error}")
+
+    def _is_enough(self) -> bool:
+        size = self._budget.size
+        return (
+            size >= self._min_bytes
+            or (size > 0 and self._ctx.charge.memory.is_short)
+            or not self._by_partition
+            or any(one.error is not None or one.diverging is not None for one in self._readings)
+        )
+
+    def _is_behind(self, reading: _Reading) -> bool:
+        """Whether nothing was read from a partition that has records by now."""
+        return (
+            reading.partition is not None
+            and not reading.batches
+            and self._end_of(reading.partition) > reading.wanted.fetch_offset
+        )
+
+
+class _LongPoll:
+    """Waits for appends to these partitions, from `with` on."""
+
+    def __init__(self, broker: Broker, memory: ResponseMemory, logs: Iterable[PartitionLog]):
+        self._broker = broker
+        self._memory = memory
+        self._logs = logs
+        self._woken = asyncio.Event()
+        self._changed: set[PartitionLog] = set()
+
+    def __enter__(self) -> Self:
+        for partition in self._logs:
+            partition.waiters.add(self._wake)
+        self._broker.long_polls.add(self._woken)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._broker.long_polls.discard(self._woken)
+        self._memory.forget_event(self._woken)
+        for partition in self._logs:
+            partition.waiters.discard(self._wake)
+
+    async def changed(self, *, has_records: bool) -> set[PartitionLog]:
+        """Wait, and return what changed. `has_records`: wait no longer once memory is short."""
+        if has_records:
+            self._memory.wake_when_short(self._woken)
+        await self._woken.wait()
+        self._woken.clear()
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def _wake(self, partition: PartitionLog) -> None:
+        self._changed.add(partition)
+        self._woken.set()
+
+
+class _PartitionReads:
+    """Reads partitions into a budget: from the tail cache, or else from the engine.
+
+    An error of a partition is noted in its `_Reading`.
+    """
+
+    def __init__(
+        self, broker: Broker, budget: _FetchBudget, end_of: Callable[[PartitionLog], int]
+    ) -> None:
+        """`end_of`: where reading a partition stops."""
+        self._cold_reader = broker.cold_reader
+        self._fetched = broker.fetched
+        self._budget = budget
+        self._charge = budget.charge
+        self._end_of = end_of
+
+    async def read(self, readings: Iterable[_Reading]) -> None:
         """Read these partitions again, within what the others leave of the limits."""
         cold: list[_Reading] = []
+        budget = self._budget
         for reading in readings:
             if reading.partition is None:
                 continue
-            self._forget(reading)
-            found = self._read_tail(reading, reading.partition)
-            while found is not None and not self._keep(reading, found):
-                if self._size:
+            budget.drop(reading)
+            found = self._from_tail(reading, reading.partition)
+            while found is not None and not budget.keep(reading, found):
+                if budget.size:
                     found = []  # there is no room for more: the client asks again
                     continue
                 await self._charge.reserve(cost(found))
-                found = self._read_tail(reading, reading.partition)
+                found = self._from_tail(reading, reading.partition)
             if found is None:
                 cold.append(reading)
         self._charge.drop_reserved()
-        await self._read_all_cold(cold)
+        await self._read_cold(cold)
 
-    async def _read_all_cold(self, cold: list[_Reading]) -> None:
-        remaining = iter(cold)
-        while group := list(islice(remaining, _COLD_READS_AT_ONCE)):
-            room = self._limit_of_all() - self._size
-            if self._size and room <= 0:
-                return
-            expected = sum(min(max(one.wanted.max_bytes, 0), _COLD_READ_BYTES) for one in group)
-            expected = min(expected, room)
-            if self._size and not self._charge.try_reserve(expected):
-                return  # the client asks again for the rest
-            await self._charge.reserve(expected)
-            too_large = await self._read_group(group)
-            if too_large is not None:
-                # Its memory is free again: it is read anew when there is room for it.
-                reading, size = too_large
-                await self._charge.reserve(size)
-                await self._read_group([reading])
-            self._charge.drop_reserved()
-
-    async def _read_group(self, group: list[_Reading]) -> tuple[_Reading, int] | None:
-        """Read these at once. If there is no memory for any of them: the first, and its size."""
-        too_large = None
-        for reading, found in zip(
-            group, await asyncio.gather(*map(self._read_cold, group)), strict=True
-        ):
-            fitting = self._fit(reading, found)
-            if not self._keep(reading, fitting) and too_large is None:
-                too_large = reading, cost(fitting)
-        return None if self._size else too_large
-
-    def _read_tail(self, reading: _Reading, partition: PartitionLog) -> list[bytes] | None:
-        """Read from the tail cache. None if the engine must be read."""
+    def _from_tail(self, reading: _Reading, partition: PartitionLog) -> list[bytes] | None:
+        """None if the tail cache lacks the offset."""
         wanted = reading.wanted
         try:
             if partition.closed is not None:
@@ -283,82 +293,131 @@ class _Collector:
         except KafkaError as error:
             reading.error = error
             return []
-        if wanted.fetch_offset >= self._end(partition):
+        if wanted.fetch_offset >= self._end_of(partition):
             return []
-        found = partition.tail.read(wanted.fetch_offset, self._limit(wanted), self._size == 0)
+        budget = self._budget
+        found = partition.tail.read(
+            wanted.fetch_offset, budget.left_for(wanted), at_least_one=budget.size == 0
+        )
         if found is None:
             return None
-        self._ctx.broker.fetched.tail_reads += 1
-        return self._stable(partition, found)
+        self._fetched.tail_reads += 1
+        return self._below_end(partition, found)
 
-    def _end(self, partition: PartitionLog) -> int:
-        """Where the fetch stops."""
-        if self._is_committed_only:
-            return partition.last_stable_offset
-        return partition.high_watermark
+    async def _read_cold(self, cold: list[_Reading]) -> None:
+        """A group at a time. Memory is reserved before the engine is asked."""
+        budget = self._budget
+        remaining = iter(cold)
+        while group := list(islice(remaining, _COLD_READS_AT_ONCE)):
+            left = budget.left()
+            if budget.size and left <= 0:
+                return
+            expected = sum(min(max(one.wanted.max_bytes, 0), _COLD_READ_BYTES) for one in group)
+            expected = min(expected, left)
+            if budget.size and not self._charge.try_reserve(expected):
+                return  # the client asks again for the rest
+            await self._charge.reserve(expected)
+            too_large = await self._read_group(group)
+            if too_large is not None:
+                # Its memory is free again: it is read anew when there is room for it.
+                reading, size = too_large
+                await self._charge.reserve(size)
+                await self._read_group([reading])
+            self._charge.drop_reserved()
 
-    def _stable(self, partition: PartitionLog, batches: list[bytes]) -> list[bytes]:
-        """The batches that may be read: no batch has offsets on both sides of the stable offset."""
-        end = self._end(partition)
-        if end == partition.high_watermark:
-            return batches
-        while batches and base_offset(batches[-1]) >= end:
-            batches.pop()
-        return batches
+    async def _read_group(self, group: list[_Reading]) -> tuple[_Reading, int] | None:
+        """Read these at once. If there is no memory for any of them: the first, and its size."""
+        budget = self._budget
+        too_large = None
+        for reading, found in zip(
+            group, await asyncio.gather(*map(self._from_engine, group)), strict=True
+        ):
+            fitting = budget.fitting(reading.wanted, found)
+            if not budget.keep(reading, fitting) and too_large is None:
+                too_large = reading, cost(fitting)
+        return None if budget.size else too_large
 
-    async def _read_cold(self, reading: _Reading) -> list[bytes]:
+    async def _from_engine(self, reading: _Reading) -> list[bytes]:
         assert reading.partition is not None
         wanted = reading.wanted
-        self._ctx.broker.fetched.cold_reads += 1
+        self._fetched.cold_reads += 1
         try:
-            found = await self._ctx.broker.cold_reader.read(
-                reading.partition, wanted.fetch_offset, self._limit(wanted)
+            found = await self._cold_reader.read(
+                reading.partition, wanted.fetch_offset, self._budget.left_for(wanted)
             )
             # Rows may have been deleted meanwhile, and a gap would look like the end of the log.
             _check_range(reading.partition, wanted)
-            return self._stable(reading.partition, found)
+            return self._below_end(reading.partition, found)
         except EngineError as error:
             reading.error = KafkaStorageError(f"Cannot read {reading.partition}: {error}")
         except OffsetOutOfRange as error:
             reading.error = error
         return []
 
-    def _limit(self, wanted: Wanted) -> int:
-        return min(max(wanted.max_bytes, 0), self._limit_of_all() - self._size)
+    def _below_end(self, partition: PartitionLog, batches: list[bytes]) -> list[bytes]:
+        """The batches that may be read: no batch has offsets on both sides of the end."""
+        end = self._end_of(partition)
+        if end == partition.high_watermark:
+            return batches
+        while batches and base_offset(batches[-1]) >= end:
+            batches.pop()
+        return batches
 
-    def _limit_of_all(self) -> int:
-        """Bytes that all partitions together may have."""
-        limit: int = min(self._max_bytes, self._size + self._charge.room)
-        return limit
 
-    def _fit(self, reading: _Reading, found: list[bytes]) -> list[bytes]:
+class _FetchBudget:
+    """The bytes that all partitions of a fetch may have together, and those that they have.
+
+    What they have is charged to the connection until it is sent.
+    """
+
+    def __init__(self, charge: ResponseCharge, max_bytes: int) -> None:
+        self.charge = charge
+        self.size = 0
+        self._max_bytes = max_bytes
+
+    def left(self) -> int:
+        """Not more than zero if the limits are reached. The first batch is sent all the same."""
+        left: int = min(self._max_bytes - self.size, self.charge.room)
+        return left
+
+    def left_for(self, wanted: Wanted) -> int:
+        return min(max(wanted.max_bytes, 0), self.left())
+
+    def fitting(self, wanted: Wanted, found: list[bytes]) -> list[bytes]:
         """The batches that the limits still allow: other reads of the group came first."""
-        limit = self._limit(reading.wanted)
+        limit = self.left_for(wanted)
         fitting: list[bytes] = []
         size = 0
         for data in found:
             size += len(data)
-            if size > limit and (fitting or self._size):
+            if size > limit and (fitting or self.size):
                 break
             fitting.append(data)
         return fitting
 
-    def _keep(self, reading: _Reading, found: list[bytes]) -> bool:
+    def keep(self, reading: _Reading, found: list[bytes]) -> bool:
         """Count these batches as what was read. False if there is no memory for them."""
         batches = tuple(found)
-        if not self._charge.try_hold(batches):
+        if not self.charge.try_hold(batches):
             return False
         reading.batches = batches
-        self._size += reading.size
+        self.size += reading.size
         return True
 
-    def _forget(self, reading: _Reading) -> None:
-        self._charge.let_go(reading.batches)
-        self._size -= reading.size
-        reading.batches = ()
+    def drop(self, reading: _Reading) -> None:
+        """What was read will not be sent."""
+        if reading.batches:
+            self.charge.let_go(reading.batches)
+            self.size -= reading.size
+            reading.batches = ()
 
-    def answers(self, isolation_level: int) -> list[tuple[Wanted, _PartitionData]]:
-        return [(reading.wanted, _answer(reading, isolation_level)) for reading in self._readings]
+
+def _high_watermark(partition: PartitionLog) -> int:
+    return partition.high_watermark
+
+
+def _last_stable_offset(partition: PartitionLog) -> int:
+    return partition.last_stable_offset
 
 
 def _check_range(partition: PartitionLog, wanted: Wanted) -> None:

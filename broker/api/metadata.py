@@ -35,7 +35,7 @@ from broker.log.topic import Topic
 from broker.topics import MAX_NEW_PARTITIONS
 from common.tasks import in_turns
 from protocol.errors import InvalidRequest, KafkaError, UnknownTopicId
-from protocol.metadata_body import encoded_topic, metadata_body
+from protocol.response_bodies import encoded_topic, metadata_body
 from protocol.versions import ApiKey
 
 _TOPICS_PER_TURN = 50

@@ -31,7 +31,7 @@ from protocol.errors import (
     OffsetMetadataTooLarge,
     UnknownTopicOrPartition,
 )
-from protocol.offset_commit_body import AnsweredTopic, offset_commit_body
+from protocol.response_bodies import AnsweredTopic, offset_commit_body
 
 _KEEP_BY_DEFAULT = -1
 _EXPIRE_MAX_MS = 4_102_444_800_000
@@ -84,10 +84,15 @@ def _collect(
             code = 0
             commits.append(
                 OffsetCommit(
-                    name, topic_id, index, one.committed_offset, one.committed_leader_epoch,
-                    metadata, expire_time_ms,
+                    name,
+                    topic_id,
+                    index,
+                    one.committed_offset,
+                    one.committed_leader_epoch,
+                    metadata,
+                    expire_time_ms,
                 )
-            )  # fmt: skip
+            )
         answers.append((index, code))
     return answers
 

@@ -111,10 +111,15 @@ def _collect(
     epoch = asked.committed_leader_epoch if ctx.version >= 2 else -1
     commits.append(
         OffsetCommit(
-            name, topic.topic_id, asked.partition_index, asked.committed_offset, epoch, metadata,
+            name,
+            topic.topic_id,
+            asked.partition_index,
+            asked.committed_offset,
+            epoch,
+            metadata,
             None,
         )
-    )  # fmt: skip
+    )
     return 0
 
 

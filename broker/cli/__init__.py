@@ -5,5 +5,5 @@
 * Clients of a running broker: topics.py, groups.py with reset_offsets.py and consumer_groups.py,
   produce.py, consume.py, tail.py; kafka_client.py is the client that they share.
 * sql.py asks over HTTP; jobs.py starts Spark jobs.
-* options.py and watch.py: options that several commands have.
+* options.py: options that several commands have.
 """

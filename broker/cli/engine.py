@@ -82,9 +82,12 @@ def engine(
         ready http=127.0.0.1:8123
     """
     flags = {
-        "data_dir": data_dir, "sql_user": sql_user, "fsync": fsync, "log_level": log_level,
+        "data_dir": data_dir,
+        "sql_user": sql_user,
+        "fsync": fsync,
+        "log_level": log_level,
         "journal_skip_damage": journal_skip_damage,
-    }  # fmt: skip
+    }
     keep_files_private()
     with settings_errors():
         settings = config_sources.load(flags).settings

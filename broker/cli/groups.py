@@ -6,7 +6,10 @@ Resetting offsets has a file of its own, reset_offsets.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,12 +26,12 @@ from broker.cli.consumer_groups import (
     partition_names,
     topic_partitions,
 )
+from broker.cli.ctrl_c import CtrlC, ctrl_c
 from broker.cli.kafka_client import admin_client, partition_ranges
-from broker.cli.options import Bootstrap, bootstrap_option, json_option, print_json
+from broker.cli.options import Bootstrap, bootstrap_option, if_given, json_option, print_json
 from broker.cli.reset_offsets import reset_offsets
 from broker.cli.retries import explained, is_of_coordinator
-from broker.cli.watch import show, watch_option
-from common.console import new_table, printable
+from common.console import console, new_table, printable
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient
@@ -36,6 +39,71 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead")
+
+
+DEFAULT_WATCH_S = "2"
+MIN_WATCH_S, MAX_WATCH_S = 0.1, 86_400.0
+
+
+def _to_seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        # The option's value is optional: click reads a group's name that follows it as the value.
+        raise click.BadParameter(
+            f"{text!r} is not a number of seconds; to give no number, write --watch last"
+        ) from None
+    if not MIN_WATCH_S <= seconds <= MAX_WATCH_S:
+        raise click.BadParameter(f"write {MIN_WATCH_S} to {MAX_WATCH_S:.0f} seconds")
+    return seconds
+
+
+watch_option = click.option(
+    "--watch",
+    "watch_s",
+    metavar="[SECONDS]",
+    callback=if_given(_to_seconds),
+    is_flag=False,
+    flag_value=DEFAULT_WATCH_S,
+    help=f"Draw again at this interval ({DEFAULT_WATCH_S} s if not given) until Ctrl-C. "
+    "While the broker does not answer, keep retrying.",
+)
+
+
+def show(draw: Callable[[], RenderableType], watch_s: float | None) -> None:
+    """Draws once; or, with a time between two drawings, until Ctrl-C."""
+    if watch_s is None:
+        console().print(draw())
+        return
+    with suppress(KeyboardInterrupt), ctrl_c() as stop:
+        frames = _frames(draw, watch_s, stop)
+        if not sys.stdout.isatty():
+            for frame in frames:
+                console().print(frame, "")
+            return
+        from rich.live import Live
+
+        with Live(next(frames), console=console(), auto_refresh=False) as live:
+            for frame in frames:
+                live.update(frame, refresh=True)
+
+
+def _frames(
+    draw: Callable[[], RenderableType], watch_s: float, stop: CtrlC
+) -> Iterator[RenderableType]:
+    """The first drawing must succeed. When a later one fails, its error is shown instead."""
+    from rich.console import Group as Stacked
+    from rich.text import Text
+
+    seen = draw()
+    while True:
+        yield Stacked(Text(datetime.now(UTC).isoformat(timespec="seconds")), seen)
+        if stop.wait(watch_s):
+            return
+        try:
+            seen = draw()
+        except click.ClickException as error:
+            seen = Text(f"{error.message}; retrying")
 
 
 @click.group()

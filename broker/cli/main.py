@@ -16,7 +16,7 @@ import click
 
 from broker.cli.ctrl_c import INTERRUPTED
 from broker.cli.examples import add_examples
-from common.garbage import no_garbage_collection
+from common.process import no_garbage_collection
 
 COMMANDS = {
     "backup": ("backup.backup", "Back up a single broker, also while it runs."),

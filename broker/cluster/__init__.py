@@ -2,7 +2,7 @@
 
 * node.py builds the broker; config.py and servers.py: the cluster that it stores in.
 * The registry: registry_view.py (reads it, writes the slot map, declares sessions dead),
-  session.py (this broker's session), topic_registry.py (topics), config_watch.py (configs).
+  session.py (this broker's session), topic_registry.py (topics).
 * Decisions, pure: leases.py (who should own which slot), slot_phases.py (what follows for a slot).
 * Acting on them: ownership.py, reconcile.py, slots.py, slot_logs.py.
 * shard_host.py: what runs on one shard; topics.py and leadership.py: what handlers see.

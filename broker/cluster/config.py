@@ -191,10 +191,8 @@ def load_cluster(path: Path, environ: Mapping[str, str] | None = None) -> Cluste
 
 
 def _password(config: ClusterConfig, path: Path, environ: Mapping[str, str]) -> str:
-    given = [
-        key for key in ("password", "password_file", "password_env")
-        if key in config.model_fields_set
-    ]  # fmt: skip
+    ways = "password", "password_file", "password_env"
+    given = [key for key in ways if key in config.model_fields_set]
     if len(given) > 1:
         raise ConfigError(f"{path} has both cluster.{given[0]} and cluster.{given[1]}: remove one")
     if config.password_file is not None:

@@ -17,7 +17,6 @@ from typing import TypeVar
 from broker import stored_configs
 from broker.admin_store import AdminStore
 from broker.cluster.config import ClusterConfig
-from broker.cluster.config_watch import ConfigWatch
 from broker.cluster.feed_tables import FeedTables
 from broker.cluster.feeds import ClusterFeedGroups, ClusterFeedHost
 from broker.cluster.housekeeping import Housekeeping
@@ -59,7 +58,7 @@ from broker.slots.transactions import (
     MarkersHere,
     SlotTransactions,
 )
-from broker.stored_configs import StoredConfigs
+from broker.stored_configs import ConfigWatch, StoredConfigs
 from broker.transaction_markers import MarkerWriter
 from broker.wiring import decompressions, transaction_coordinator
 from common.clock import wall_ms

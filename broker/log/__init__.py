@@ -11,10 +11,9 @@
   stored of them), transaction_recovery.py (read back).
 * State: partition.py (one partition), topic.py, open_logs.py (those that this broker leads),
   ends.py (where logs end), checkpoints.py and log_starts.py (where they start).
-* Reading: tail_cache.py (the newest batches), reader.py (cold reads), open_reads.py (their
-  queries), row_sources.py (which engine has the rows), partition_sql.py (conditions on one
-  partition).
+* Reading: tail_cache.py (the newest batches), reader.py (cold reads), row_sources.py (which engine
+  has the rows), partition_sql.py (conditions on one partition).
 * Deleting: retention.py, removals.py (what compaction chose), sweep.py (rows below the log start),
   reclaim.py (the same on a full disk).
-* rollup.py counts records per minute; lane_counts.py what a lane stores, for /metrics.
+* rollup.py counts records per minute.
 """

@@ -314,9 +314,12 @@ def _add_marker(
             return Appended(-1, -1)
     offset = partition.next_offset
     batch = control_batch(
-        producer_id, epoch, commit=marker.commit, coordinator_epoch=marker.coordinator_epoch,
+        producer_id,
+        epoch,
+        commit=marker.commit,
+        coordinator_epoch=marker.coordinator_epoch,
         timestamp_ms=now_ms,
-    )  # fmt: skip
+    )
     batch_header = parse_headers(batch)[0]
     builder.append(
         partition.topic.name,

@@ -199,9 +199,10 @@ class BlockStore:
             except EngineError as error:
                 log.error(
                     "cannot find out whether a block is stored; retrying in %.2f s: %s",
-                    backoff.next_s, error,
+                    backoff.next_s,
+                    error,
                     extra=counted(),
-                )  # fmt: skip
+                )
                 await self._pause(backoff.advance())
 
     async def _pause(self, seconds: float) -> None:

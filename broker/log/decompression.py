@@ -45,8 +45,15 @@ class LargeBatch:
     """A batch that a lane does not decompress itself, or one behind it in the same partition."""
 
     __slots__ = (
-        "append", "is_finished", "is_granted", "is_removed", "most_bytes", "room", "waiter", "work",
-    )  # fmt: skip
+        "append",
+        "is_finished",
+        "is_granted",
+        "is_removed",
+        "most_bytes",
+        "room",
+        "waiter",
+        "work",
+    )
 
     def __init__(
         self, append: PendingAppend, waiter: LargeBatchWaiter, begun: BatchRecords | None

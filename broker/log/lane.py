@@ -22,7 +22,6 @@ from functools import partial
 from broker.log.block import AppendLimits, PendingAppend, PendingBlock, PendingMarker, build_block
 from broker.log.block_store import BlockStore, LeaseOver
 from broker.log.decompression import Decompressions
-from broker.log.lane_counts import LaneCounts
 from broker.log.large_batches import LargeBatches
 from broker.log.partition import PartitionLog
 from broker.log.producer_recovery import may_have_rows, recover_producer
@@ -31,6 +30,7 @@ from broker.log.write_lease import WriteLease
 from common.clock import DAY_MS, wall_ms
 from common.counted_lines import counted
 from common.tasks import Outage, event_within
+from common.timings import Timings
 from protocol.errors import (
     KafkaStorageError,
     NotLeaderOrFollower,
@@ -47,6 +47,44 @@ _PLAIN_MAX_BYTES = 32 << 20
 """Of a block that the engine's thread builds: some 10 ms, in which it stores nothing else."""
 _ROW_BYTES = 100
 """What a row has that its record has not."""
+
+
+_REFUSED_LATELY_S = 30.0
+"""So long a refusal counts if nothing is appended after it: the next block may be accepted."""
+
+
+class LaneCounts:
+    """`inserts` are those of blocks of the log, until their outcome was known."""
+
+    __slots__ = ("_refusal", "_refused_s", "batch_bytes", "blocks", "inserts", "records", "refused")
+
+    def __init__(self) -> None:
+        self.inserts = Timings()
+        self.blocks = 0
+        self.refused = 0
+        """Blocks that the engine refused."""
+        self._refusal: str | None = None
+        self._refused_s = 0.0
+        self.records = 0
+        self.batch_bytes = 0
+        """Of record batches as consumers get them: compressed, if their producer did that."""
+
+    def note_refused(self, error: Exception) -> None:
+        """The engine refused a block."""
+        self.refused += 1
+        self._refusal, self._refused_s = str(error), time.monotonic()
+
+    def note_stored(self) -> None:
+        self._refusal = None
+
+    def refusal(self) -> str | None:
+        """Why the engine refused the last block; None if it did not, or not lately."""
+        is_recent = time.monotonic() - self._refused_s < _REFUSED_LATELY_S
+        return self._refusal if is_recent else None
+
+    def note_batch(self, records: int, size: int) -> None:
+        self.records += records
+        self.batch_bytes += size
 
 
 class Lane:
@@ -230,9 +268,11 @@ class Lane:
         self._is_turn_of_large = True
         appends: list[PendingAppend] = []
         size = rows = 0
-        while self.queue and size < self._limits.block_max_bytes and (
-            rows < self._limits.block_max_rows
-        ):  # fmt: skip
+        while (
+            self.queue
+            and size < self._limits.block_max_bytes
+            and rows < self._limits.block_max_rows
+        ):
             append = self.queue.popleft()
             if self._large.holds(append.partition):
                 self._large.add(append)

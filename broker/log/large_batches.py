@@ -130,7 +130,7 @@ class LargeBatches:
         line.is_asking = True
         while line.asked < len(line.batches) and (
             line.asked == 0 or line.batches[line.asked - 1].is_granted
-        ):  # fmt: skip
+        ):
             line.asked += 1
             self._decompressions.request(line.batches[line.asked - 1])
         line.is_asking = False

@@ -154,9 +154,7 @@ class PartitionLog:
         if producer_id < 0 or producer_id in self.producers:
             return
         known = self.refused.get(producer_id)
-        if known is None or known[0] < epoch or (
-            known[0] == epoch and comes_after(known[1], sequence)
-        ):  # fmt: skip
+        if known is None or _comes_earlier(epoch, sequence, *known):
             self.refused[producer_id] = epoch, sequence
             while len(self.refused) > _REFUSED_KEPT:
                 del self.refused[next(iter(self.refused))]
@@ -181,6 +179,13 @@ class PartitionLog:
         """Make every waiting fetch look at this partition again."""
         for waiter in tuple(self.waiters):
             waiter(self)
+
+
+def _comes_earlier(epoch: int, sequence: int, known_epoch: int, known_sequence: int) -> bool:
+    """Whether a batch has a later epoch than the known one, or comes before it in the same."""
+    if epoch != known_epoch:
+        return epoch > known_epoch
+    return comes_after(known_sequence, sequence)
 
 
 class Staging:

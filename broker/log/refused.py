@@ -92,11 +92,13 @@ class RefusedBatches:
         """A producer is told that its batch is out of order, which ends many: say why."""
         log.info(
             "%s, epoch %d: %s; known: %s, refused: %s",
-            partition, partition.leader_epoch, error,
+            partition,
+            partition.leader_epoch,
+            error,
             partition.producers.get(header.producer_id),
             partition.refused.get(header.producer_id),
             extra=counted(),
-        )  # fmt: skip
+        )
 
     def tell(self, partition: PartitionLog, header: BatchHeader) -> None:
         """Tell a newly opened log which batch of this producer was refused before."""
@@ -112,9 +114,9 @@ class RefusedBatches:
 
     def _note(self, key: _Key, header: BatchHeader, error: KafkaError) -> None:
         first = self._first.get(key)
-        if first is not None and (
-            first.epoch > header.producer_epoch or first.is_before(header)
-        ):  # fmt: skip
+        if first is not None and first.epoch > header.producer_epoch:
+            return
+        if first is not None and first.is_before(header):
             return
         # A copy: a traceback holds the batch.
         copy = type(error)(*error.args)

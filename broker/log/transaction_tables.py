@@ -77,9 +77,8 @@ def _version(
     log: PartitionLog, producer_id: int, epoch: int, start: int, *, ended: bool
 ) -> tuple[object, ...]:
     version = log.transactions.next_version(log.leader_epoch, wall_ms())
-    return (
-        log.topic.name, log.topic_id, log.partition, producer_id, epoch, start, ended, version
-    )  # fmt: skip
+    place = log.topic.name, log.topic_id, log.partition
+    return (*place, producer_id, epoch, start, ended, version)
 
 
 _ABORTED_BETWEEN = f"""
@@ -89,20 +88,19 @@ WHERE {IS_PARTITION} AND transaction_start < {{end:Int64}} AND last_offset >= {{
 """
 
 
-async def aborted_between(
+async def stored_aborted(
     engines: Collection[Engine], log: PartitionLog, first: int, end: int
 ) -> list[AbortedTransaction]:
-    """Those with records in first <= offset < end, in the order of their ends.
+    """Those with records in first <= offset < end, as `engines` have them.
 
-    The listed ones, and those of `engines`: all that may have rows of the log. Raises
-    `EngineError`.
+    `engines`: all that may have rows of the log. Raises `EngineError`.
     """
-    found = set(log.transactions.aborted_between(first, end))
     parameters = log_parameters(log) | {"first": first, "end": end}
-    for engine in engines:
-        rows = await engine.rows(_ABORTED_BETWEEN, parameters)
-        found.update(AbortedTransaction(*row) for row in rows)
-    return sorted(found, key=lambda one: one.last_offset)
+    return [
+        AbortedTransaction(*row)
+        for engine in engines
+        for row in await engine.rows(_ABORTED_BETWEEN, parameters)
+    ]
 
 
 _UNUSED_AT_ONCE = 20_000

@@ -3,7 +3,7 @@
 Values, without IO or clock. A transaction begins here with the first batch of its producer and ends
 with a marker of the coordinator. What lies below the first offset of every open transaction is
 stable; read_committed consumers read no further, and leave out the aborted ones by the list that
-they get with the records (KIP-98).
+they get with the records (KIP-98): `aborted_in_fetch` decides what is in that list.
 
 Only the last aborted ones are kept in memory, the table has all (transaction_tables.py).
 
@@ -14,6 +14,7 @@ partition (`transaction_start`): that is the name of the transaction there, for 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
@@ -35,6 +36,10 @@ class AbortedTransaction(NamedTuple):
     producer_id: int
     first_offset: int
     last_offset: int
+
+
+StoredAborted = Callable[[int, int], Awaitable[Iterable[AbortedTransaction]]]
+"""Reads aborted transactions with records in first <= offset < end from the table."""
 
 
 class PartitionTransactions:
@@ -92,6 +97,20 @@ class PartitionTransactions:
         if len(self._aborted) > 2 * ABORTED_KEPT:
             self.forget_below(self._ends[-ABORTED_KEPT])
             self.listed_from = self._ends[0]
+
+    async def aborted_in_fetch(
+        self, first: int, end: int, stored: StoredAborted
+    ) -> list[AbortedTransaction]:
+        """The aborted transactions of a fetch that read first <= offset < end.
+
+        In the order of their ends. The table is asked only where the list does not go back so far;
+        then this raises as `stored`.
+        """
+        listed = self.aborted_between(first, end)
+        if first >= self.listed_from:
+            return listed
+        found = {*listed, *await stored(first, end)}
+        return sorted(found, key=lambda one: one.last_offset)
 
     def aborted_between(self, first: int, end: int) -> list[AbortedTransaction]:
         """Those listed with records in first <= offset < end, in the order of their ends."""

@@ -6,8 +6,8 @@ When somebody asks for `/metrics`, each file of metrics reads the attributes of 
 * requests.py: what clients asked; connections; memory of requests and responses; what was fetched.
 * logs.py: lanes, tail cache, cold cache, partitions. groups.py: groups and their lag.
   transactions.py.
-* journal.py and engine.py: of a single broker. cluster.py: the session, slots and shards of a
-  broker of a cluster.
+* engine.py: the engine and the journal of a single broker. cluster.py: the session, slots and
+  shards of a broker of a cluster.
 * process.py: the process, the delay of the event loop.
 
 A new metric goes into the file of its subject, and into the table of docs/monitoring.md: a test

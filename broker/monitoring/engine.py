@@ -1,8 +1,8 @@
-"""Metrics of the embedded engine: parts, merges, memory, disk.
+"""Metrics of the embedded engine (parts, merges, memory, disk), and of its journal.
 
-They need statements, and the engine may be slow. So a scrape waits for a moment only, and otherwise
-shows the last numbers and how old they are. The statements read `system` tables past the journal:
-nothing is drained for them.
+Those of the engine need statements, and the engine may be slow. So a scrape waits for a moment
+only, and otherwise shows the last numbers and how old they are. The statements read `system` tables
+past the journal: nothing is drained for them.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from broker.monitoring.families import Values, counter, gauge
+from broker.monitoring.families import Values, counter, gauge, histogram
 from common.tasks import Outage, cancel
 from sql.queries import query
 from storage.engine import Engine, EngineError, Row
+from storage.journal import JournaledEngine
+from storage.journal_drain import DrainStream
+from storage.journal_statements import LOG
 
 log = logging.getLogger(__name__)
 
@@ -129,3 +132,72 @@ class EngineMetrics:
             "Rows inserted into tables",
             found.get("InsertedRows", 0),
         )
+
+
+_STREAM = ("stream",)
+
+
+class JournalMetrics:
+    """`MetricSource` of the journal: what is acknowledged and not in the tables yet.
+
+    Its streams: the log, and the rows of small tables.
+    """
+
+    def __init__(self, engine: JournaledEngine, max_bytes: int) -> None:
+        self._engine = engine
+        self._max_bytes = max_bytes
+
+    async def collect(self) -> Iterable[Metric]:
+        streams = [((_name(stream),), stream) for stream in self._engine.streams]
+        return [
+            gauge(
+                "brokerhouse_journal_file_bytes",
+                "Size of the journal's files",
+                self._engine.writer.file_bytes,
+            ),
+            gauge(
+                "brokerhouse_journal_waiting_limit_bytes",
+                "The setting journal_max_bytes",
+                self._max_bytes,
+            ),
+            gauge(
+                "brokerhouse_journal_waiting_bytes",
+                "Blocks that are not in the tables yet",
+                [(labels, stream.waiting_bytes) for labels, stream in streams],
+                _STREAM,
+            ),
+            gauge(
+                "brokerhouse_journal_waiting_rows",
+                "Rows that are not in the tables yet",
+                [(labels, stream.waiting_rows) for labels, stream in streams],
+                _STREAM,
+            ),
+            gauge(
+                "brokerhouse_journal_oldest_seconds",
+                "How long the oldest of them has waited since the last round",
+                [(labels, stream.oldest_age_s) for labels, stream in streams],
+                _STREAM,
+            ),
+            gauge(
+                "brokerhouse_journal_refused",
+                "1 while the engine refuses rows of the journal, else 0",
+                [(labels, stream.refusal is not None) for labels, stream in streams],
+                _STREAM,
+            ),
+            counter(
+                "brokerhouse_journal_drained_rows_total",
+                "Rows put into the tables",
+                [(labels, stream.drained_rows) for labels, stream in streams],
+                _STREAM,
+            ),
+            histogram(
+                "brokerhouse_journal_drain_seconds",
+                "Rounds that put rows into the tables",
+                [(labels, stream.rounds) for labels, stream in streams],
+                _STREAM,
+            ),
+        ]
+
+
+def _name(stream: DrainStream) -> str:
+    return "log" if stream.number == LOG else "rows"

@@ -44,11 +44,15 @@ class ControlReader:
         self._topic, self._group = topic, group
         self._consumer = Consumer(
             client_options(
-                kafka, group_id=owner, enable_auto_commit=False, enable_auto_offset_store=False,
-                isolation_level="read_committed", auto_offset_reset="earliest",
+                kafka,
+                group_id=owner,
+                enable_auto_commit=False,
+                enable_auto_offset_store=False,
+                isolation_level="read_committed",
+                auto_offset_reset="earliest",
                 enable_partition_eof=False,
             )
-        )  # fmt: skip
+        )
 
     def begin_at_end(self) -> None:
         """Events that were sent before are not read."""

@@ -37,9 +37,12 @@ def offsets_property(settings: SinkSettings) -> str:
 
 class Coordinator:
     def __init__(
-        self, settings: SinkSettings, catalog: Catalog, partitions: int,
+        self,
+        settings: SinkSettings,
+        catalog: Catalog,
+        partitions: int,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`partitions`: of all topics. Raises KafkaException."""
         self._settings = settings
         self._catalog = catalog

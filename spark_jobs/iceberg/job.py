@@ -11,8 +11,9 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -26,6 +27,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from common.options import CommandT
 from coordinator.feeds.definition import Format
 from coordinator.feeds.routing import ANY_TABLE, route_from_text
 from spark_jobs import job
@@ -227,52 +229,84 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
     return text
 
 
+_ROUTES = "header=NAME|field=PATH|key=SEPARATOR"
+_OF_NEW_TABLES = "Of new tables; may be repeated."
+_named = partial(job.text, read=_to_name, show_default=True)
+"""An option that is a name."""
+
+
+def in_catalog(directory: str) -> Callable[[CommandT], CommandT]:
+    """--catalog and --catalog-option; `directory` begins the help of the first."""
+
+    def add(command: CommandT) -> CommandT:
+        help_text = f"{directory}, or PyIceberg's name of a catalog."
+        options = job.repeated(
+            "--catalog-option",
+            "catalog_options",
+            "NAME=VALUE",
+            "A property of PyIceberg's catalog, as in type=rest; may be repeated.",
+            to_pairs,
+        )
+        catalog = click.option("--catalog", metavar="DIRECTORY|NAME", required=True, help=help_text)
+        return catalog(options(command))
+
+    return add
+
+
 @job.command("iceberg")
 @job.bootstrap_option
-@click.option(
-    "--catalog", metavar="DIRECTORY|NAME", required=True,
-    help="A directory, with a slash in it, for tables and a catalog in SQLite, or PyIceberg's name"
-    " of a catalog.",
-)  # fmt: skip
-@click.option(
-    "--catalog-option", "catalog_options", metavar="NAME=VALUE", multiple=True, callback=to_pairs,
-    help="A property of PyIceberg's catalog, as in type=rest; may be repeated.",
-)  # fmt: skip
-@click.option(
-    "--table", "names", metavar="NAMESPACE.TABLE[=VALUE]", multiple=True, callback=to_tables,
-    help="A table; with --route, for the records that name VALUE. May be repeated."
+@in_catalog("A directory, with a slash in it, for tables and a catalog in SQLite")
+@job.repeated(
+    "--table",
+    "names",
+    "NAMESPACE.TABLE[=VALUE]",
+    "A table; with --route, for the records that name VALUE. May be repeated."
     " NAMESPACE.* takes its name from the record.",
-)  # fmt: skip
+    to_tables,
+)
+@click.option("--route", metavar=_ROUTES, help="Where a record says which table it is for.")
 @click.option(
-    "--route", metavar="header=NAME|field=PATH|key=SEPARATOR",
-    help="Where a record says which table it is for.",
-)  # fmt: skip
-@click.option(
-    "--input-format", "kind", default="json", show_default=True,
+    "--input-format",
+    "kind",
+    default="json",
+    show_default=True,
     type=click.Choice([one.value for one in Format if not one.needs_key]),
     help="The format of the records' values.",
-)  # fmt: skip
+)
 @click.option("--schema-registry", metavar="URL", default="", help="For avro and protobuf.")
-@click.option("--name", default="sink", show_default=True, callback=_to_name,
-              help="A run with the same name goes on where the last one ended.")  # fmt: skip
-@click.option("--control-topic", default="iceberg-control", show_default=True, callback=_to_name,
-              help="Where the workers and their leader agree on commits.")  # fmt: skip
+@_named("--name", "sink", "A run with the same name goes on where the last one ended.")
+@_named(
+    "--control-topic", "iceberg-control", "Where the workers and their leader agree on commits."
+)
 @click.option("--create", is_flag=True, help="Make tables that are missing, by what records have.")
 @click.option("--evolve", is_flag=True, help="Add columns for new fields; widen int and float.")
 @click.option(
     "--metadata", is_flag=True, help="New tables have columns _topic, _offset and others."
 )
-@click.option("--id-column", "id_columns", metavar="COLUMN", multiple=True,
-              help="A part of the key of rows that change others; may be repeated.")  # fmt: skip
-@click.option("--partition-by", metavar="COLUMN|TRANSFORM(COLUMN)", multiple=True,
-              callback=_to_partitions, help="Of new tables; may be repeated.")  # fmt: skip
-@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, callback=to_pairs,
-              help="Of new tables; may be repeated.")  # fmt: skip
+@job.repeated(
+    "--id-column",
+    "id_columns",
+    "COLUMN",
+    "A part of the key of rows that change others; may be repeated.",
+)
+@job.repeated(
+    "--partition-by", "partition_by", "COLUMN|TRANSFORM(COLUMN)", _OF_NEW_TABLES, _to_partitions
+)
+@job.repeated("--property", "properties", "NAME=VALUE", _OF_NEW_TABLES, to_pairs)
 @click.option("--upsert", is_flag=True, help="A row replaces the one with its key.")
-@click.option("--operation-field", metavar="FIELD", default="",
-              help="It says whether a row is an insert, an update or a delete.")  # fmt: skip
-@click.option("--operation", "words", metavar="WORD=OPERATION", multiple=True, callback=_to_words,
-              help="Another word for insert, update or delete; may be repeated.")  # fmt: skip
+@click.option(
+    "--operation-field",
+    metavar="FIELD",
+    default="",
+    help="It says whether a row is an insert, an update or a delete.",
+)
+@job.repeated(
+    "--operation",
+    "words",
+    "WORD=OPERATION",
+    "Another word for insert, update or delete; may be repeated.",
+    _to_words,
+)
 @job.number("--interval-ms", 60_000, "Between two commits.", 100)
 @job.number("--timeout-ms", 30_000, "How long a commit waits for workers.", 100)
 @job.number("--session-timeout-ms", 45_000, "After which a worker that is silent has none.", 1000)
@@ -281,8 +315,13 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
     "--workers", 0, "Tasks of Spark. 0: one for each core; with --once at most one per partition."
 )
 @click.option("--once", is_flag=True, help="End when the tables have all that was there.")
-@click.option("--kafka", "options", metavar="OPTION=VALUE", multiple=True, callback=to_pairs,
-              help="Of librdkafka, as in security.protocol=SSL; may be repeated.")  # fmt: skip
+@job.repeated(
+    "--kafka",
+    "options",
+    "OPTION=VALUE",
+    "Of librdkafka, as in security.protocol=SSL; may be repeated.",
+    to_pairs,
+)
 def command(run: JobRun, /, **given: Any) -> JobReport:
     """Write the topics --topic into Iceberg tables, each committed record once.
 
@@ -311,13 +350,32 @@ def command(run: JobRun, /, **given: Any) -> JobReport:
 
 
 def _settings(
-    run: JobRun, *, bootstrap: str, catalog: str, catalog_options: dict[str, str],
-    names: dict[str, str], route: str | None, kind: str, schema_registry: str, name: str,
-    control_topic: str, create: bool, evolve: bool, metadata: bool, id_columns: tuple[str, ...],
-    partition_by: tuple[str, ...], properties: Mapping[str, str], upsert: bool,
-    operation_field: str, words: Mapping[str, RowOperation], interval_ms: int, timeout_ms: int,
-    session_timeout_ms: int, transaction_timeout_ms: int, options: dict[str, str],
-) -> SinkSettings:  # fmt: skip
+    run: JobRun,
+    *,
+    bootstrap: str,
+    catalog: str,
+    catalog_options: dict[str, str],
+    names: dict[str, str],
+    route: str | None,
+    kind: str,
+    schema_registry: str,
+    name: str,
+    control_topic: str,
+    create: bool,
+    evolve: bool,
+    metadata: bool,
+    id_columns: tuple[str, ...],
+    partition_by: tuple[str, ...],
+    properties: Mapping[str, str],
+    upsert: bool,
+    operation_field: str,
+    words: Mapping[str, RowOperation],
+    interval_ms: int,
+    timeout_ms: int,
+    session_timeout_ms: int,
+    transaction_timeout_ms: int,
+    options: dict[str, str],
+) -> SinkSettings:
     """Checked as a whole, with Kafka and the catalog. Raises JobFailure."""
     dynamic = [one.rpartition(".")[0] for one in names if one.endswith(f".{ANY_TABLE}")]
     fixed = {one: value for one, value in names.items() if not one.endswith(f".{ANY_TABLE}")}
@@ -338,15 +396,33 @@ def _settings(
     catalog, catalog_options = tables.catalog_properties(catalog, catalog_options)
     kafka = {"bootstrap.servers": bootstrap, **options}
     sink = SinkTables(
-        fixed, dynamic[0] if dynamic else "", by, create, evolve, id_columns, partition_by,
-        properties, metadata,
+        fixed,
+        dynamic[0] if dynamic else "",
+        by,
+        create,
+        evolve,
+        id_columns,
+        partition_by,
+        properties,
+        metadata,
         RowOperations(operation_field, words) if upsert or operation_field else None,
-    )  # fmt: skip
+    )
     settings = SinkSettings(
-        name, kafka, _topics(kafka, run.topics, control_topic), control_topic, catalog,
-        catalog_options, sink, Format(kind), schema_registry, run.servers, interval_ms, timeout_ms,
-        session_timeout_ms, transaction_timeout_ms,
-    )  # fmt: skip
+        name,
+        kafka,
+        _topics(kafka, run.topics, control_topic),
+        control_topic,
+        catalog,
+        catalog_options,
+        sink,
+        Format(kind),
+        schema_registry,
+        run.servers,
+        interval_ms,
+        timeout_ms,
+        session_timeout_ms,
+        transaction_timeout_ms,
+    )
     _check_catalog(settings)
     return settings
 

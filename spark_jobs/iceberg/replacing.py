@@ -30,9 +30,13 @@ class ReplaceFiles(_SnapshotProducer["ReplaceFiles"]):
     """It is not repeated on top of another commit, which may have removed the same files."""
 
     def __init__(
-        self, transaction: Transaction, added: Sequence[DataFile], removed: Sequence[DataFile],
-        sequence_number: int | None, properties: Mapping[str, str],
-    ) -> None:  # fmt: skip
+        self,
+        transaction: Transaction,
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+        sequence_number: int | None,
+        properties: Mapping[str, str],
+    ) -> None:
         """`sequence_number`: of the added files; None where the format has none."""
         io = transaction._table.io
         super().__init__(Operation.OVERWRITE, transaction, io, snapshot_properties=dict(properties))

@@ -140,9 +140,14 @@ class RowFitter:
 
     @staticmethod
     def _column(
-        rows: Sequence[Row], errors: dict[int, str], field: NestedField, names: Sequence[str],
-        convert: Convert, no_nan: bool, arrow: pa.DataType,
-    ) -> pa.Array:  # fmt: skip
+        rows: Sequence[Row],
+        errors: dict[int, str],
+        field: NestedField,
+        names: Sequence[str],
+        convert: Convert,
+        no_nan: bool,
+        arrow: pa.DataType,
+    ) -> pa.Array:
         values = _values(rows, names)
         fitting = _AS_THEY_ARE.get(type(field.field_type))
         if fitting is not None and not no_nan:

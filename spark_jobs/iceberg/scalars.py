@@ -44,9 +44,7 @@ from pyiceberg.types import (
 from coordinator.feeds.decoding.formats import as_json, decimal_text
 
 Convert = Callable[[Any], Any]
-UNFIT = (
-    ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError,
-)  # fmt: skip
+UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 INT_MAX, LONG_MAX = 2**31, 2**63
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE_DIGITS_MAX = 20

@@ -34,8 +34,13 @@ class RowOperations:
         return self.words.get(str(row.get(self.field)).lower())
 
 
-DEBEZIUM = {"c": RowOperation.INSERT, "r": RowOperation.INSERT, "i": RowOperation.INSERT,
-            "u": RowOperation.UPDATE, "d": RowOperation.DELETE}  # fmt: skip
+DEBEZIUM = {
+    "c": RowOperation.INSERT,
+    "r": RowOperation.INSERT,
+    "i": RowOperation.INSERT,
+    "u": RowOperation.UPDATE,
+    "d": RowOperation.DELETE,
+}
 """What change data capture calls them; the words themselves are known, too."""
 
 

@@ -375,8 +375,10 @@ def commit(
             deletes = any(file.content != DataFileContent.DATA for file in found)
             delta = _RowDelta(
                 Operation.OVERWRITE if deletes else Operation.APPEND,
-                transaction, table.io, snapshot_properties=dict(properties),
-            )  # fmt: skip
+                transaction,
+                table.io,
+                snapshot_properties=dict(properties),
+            )
             for file in found:
                 delta.append_data_file(file)
             delta.commit()

@@ -19,7 +19,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from pyiceberg.catalog import Catalog
 
-from common.garbage import collect_garbage_less
+from common.process import collect_garbage_less
 from common.tasks import Backoff
 from spark_jobs import feed_state
 from spark_jobs.iceberg import tables
@@ -51,9 +51,7 @@ _CHANGES_MAX = 1_000_000
 """Of changed rows in memory; a worker that has so many waits for the commit."""
 _EVENT_BYTES = 256 << 10
 """Of files in an event, which must not be larger than Kafka takes."""
-_FENCED = (
-    KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID, KafkaError.INVALID_PRODUCER_EPOCH,
-)  # fmt: skip
+_FENCED = (KafkaError._FENCED, KafkaError.FENCED_INSTANCE_ID, KafkaError.INVALID_PRODUCER_EPOCH)
 _YOUNG_OBJECTS_MAX = 500_000
 """Several times the records of a batch and what is made of them. With Python's default, collecting
 garbage took a third of the processor time (measured)."""
@@ -179,13 +177,14 @@ class SinkWorker:
         """The commit that waits until dead letters are stored."""
         self._producer = Producer(
             client_options(
-                settings.kafka, transactional_id=f"{settings.group}-{number}",
+                settings.kafka,
+                transactional_id=f"{settings.group}-{number}",
                 transaction_timeout_ms=settings.transaction_timeout_ms,
                 # Else librdkafka waits for a coordinator that it forgot while all brokers were
                 # away: https://github.com/confluentinc/librdkafka/issues/5511
                 metadata_recovery_strategy="none",
             )
-        )  # fmt: skip
+        )
         self._producer.init_transactions(ANSWER_LIMIT_S)
         self._control = ControlReader(
             settings.kafka, settings.control_topic, settings.group, f"{settings.group}-{self._id}"
@@ -194,15 +193,19 @@ class SinkWorker:
         self._topics = [name for name in settings.topics if name != settings.control_topic]
         self._consumer = Consumer(
             client_options(
-                settings.kafka, group_id=settings.group, enable_auto_commit=False,
+                settings.kafka,
+                group_id=settings.group,
+                enable_auto_commit=False,
                 # Started again, it has its partitions at once, and the one before is fenced.
                 group_instance_id=f"{settings.group}-{number}",
-                isolation_level="read_committed", auto_offset_reset="earliest",
-                enable_partition_eof=True, fetch_queue_backoff_ms=_FETCH_BACKOFF_MS,
+                isolation_level="read_committed",
+                auto_offset_reset="earliest",
+                enable_partition_eof=True,
+                fetch_queue_backoff_ms=_FETCH_BACKOFF_MS,
                 session_timeout_ms=settings.session_timeout_ms,
                 partition_assignment_strategy="range",
             )
-        )  # fmt: skip
+        )
         self._consumer.subscribe(
             self._topics, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._revoked
         )

@@ -3,11 +3,11 @@
 * listener.py: connections; interface.py: the routes. login.py: who asks; web_pages.py: pages of
   other sites may not; request.py: what a request asks; body.py, codings.py and
   compressed_blocks.py: its bytes; answers.py and errors.py: what is sent back; go_hello.py:
-  Grafana's client; kill_query.py: a client ends a statement of its own.
-* gateway.py runs a statement: text.py finds its parts, access.py and definitions.py decide
-  what it may do, pool.py and running.py run it in a thread, engine.py and handles.py give it a
-  handle; sessions.py has the sessions (`session_id`).
-* settings.py: who may query, and how much. room.py and temporary_files.py: what all requests take
-  together; gone_clients.py: a query ends with its client; private.py: what readers do not see.
+  Grafana's client.
+* gateway.py runs a statement: text.py finds its parts, access.py decides what it may do, pool.py
+  and running.py run it in a thread, engine.py and handles.py give it a handle; sessions.py has the
+  sessions (`session_id`); endings.py ends it with its client, or by KILL QUERY.
+* settings.py: who may query, and how much. room.py and limits.py: what all requests take together;
+  private.py: what readers do not see.
 * `brokerhouse engine`: engine_server.py, trusted.py, trusted_gateway.py, token_inserts.py.
 """

@@ -10,9 +10,14 @@ Three layers, each of which stops most attempts by itself:
 3. What grants do not cover is looked for in the statement as the engine writes it back
    (formatQuery) and in its syntax tree (EXPLAIN AST), where comments, letter case, quoting and
    escapes are gone: the function `file`, table functions that reach outside, views that run with
-   the rights of another user. Engines and dictionaries: definitions.py. What readers do not see:
+   the rights of another user. What readers do not see:
    private.py, and resolved.py for names as the engine resolves them. One table function may be
    allowed, `icebergLocal`: then the roles have the right to read files below one directory.
+
+What a person's CREATE may define: the engine's own parser says what the engine of a definition is,
+apart from the functions in its ORDER BY, PARTITION BY and TTL (parseQueryToJSON, chdb-core 26.9).
+What is not known is refused. A dictionary is loaded in the background with the rights of the
+engine, so whatever its source says would run with them: a source names a table, and no SQL.
 
 In the broker's own database a writer may only add rows to JOB_TABLES, and only by INSERT. The right
 to INSERT would also allow moving parts in and views that write there: both are refused.
@@ -23,12 +28,14 @@ an identifier parameter that names `file` all read any file although the role ha
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from itertools import pairwise
+from typing import Any
 
-from sql.http.definitions import refuse_definitions
+from common.text_table import word_set
 from sql.http.engine import WHOLE, Handle, run
 from sql.http.errors import (
     STD_EXCEPTION,
@@ -60,9 +67,14 @@ class Action(Enum):
 
 
 def judge(
-    handle: Handle, sql: bytes, params: Mapping[str, str], role: Role, *, mark: bytes = b"",
+    handle: Handle,
+    sql: bytes,
+    params: Mapping[str, str],
+    role: Role,
+    *,
+    mark: bytes = b"",
     iceberg: bool = False,
-) -> Action:  # fmt: skip
+) -> Action:
     """How to run this statement. SqlError if it does not parse or this role may not run it.
 
     `handle` is already narrowed to the role. Nothing of `sql` is executed, but for what resolved.py
@@ -237,13 +249,11 @@ def _compound_name(words: list[Token], params: Mapping[str, str]) -> str:
 
 # Table functions that read nothing but the engine's own tables, or nothing at all. In lower case,
 # because the engine takes some of them in any: the JDBC driver writes VALUES.
-_TABLE_FUNCTIONS = frozenset(
-    {
-        "dictionary", "fuzzjson", "generaterandom", "generateseries", "generate_series", "input",
-        "loop", "merge", "mergetreeindex", "mergetreeprojection", "null", "numbers", "numbers_mt",
-        "primes", "sqlstandardvalues", "values", "view", "viewexplain", "zeros", "zeros_mt",
-    }
-)  # fmt: skip
+_TABLE_FUNCTIONS = word_set("""
+    dictionary fuzzjson generaterandom generateseries generate_series input loop merge
+    mergetreeindex mergetreeprojection null numbers numbers_mt primes sqlstandardvalues values
+    view viewexplain zeros zeros_mt
+""")
 _WITH_ICEBERG = _TABLE_FUNCTIONS | {"iceberglocal"}
 _OVER_TABLE_FUNCTIONS = ("TableExpression", "CreateQuery", "InsertQuery")
 _TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
@@ -321,9 +331,10 @@ def _lines(handle: Handle, statement: bytes, params: Mapping[str, str]) -> str:
     tree = _told(handle, statement, params)
     if len(tree) > TREE_MAX_BYTES:
         raise sql_error(
-            SYNTAX_ERROR, "SYNTAX_ERROR",
+            SYNTAX_ERROR,
+            "SYNTAX_ERROR",
             f"Syntax error: the syntax tree has {len(tree)} bytes, and may have {TREE_MAX_BYTES}",
-        )  # fmt: skip
+        )
     return tree.decode("utf-8", "replace")
 
 
@@ -349,3 +360,78 @@ def _why_not(handle: Handle, sql: bytes) -> SqlError:
     return sql_error(
         SYNTAX_ERROR, "SYNTAX_ERROR", "Syntax error: not a statement that this server can run"
     )
+
+
+# Table engines that keep data here. Others forward rows to another table with rights of their own,
+# or reach outside.
+_ENGINES = re.compile(
+    r"(?:|Replacing|Summing|Aggregating|Collapsing|VersionedCollapsing|Graphite|Coalescing)MergeTree"
+    r"|Memory|Log|TinyLog|StripeLog|Null|Set|Join|GenerateRandom|Dictionary|Atomic"
+)
+# https://clickhouse.com/docs/sql-reference/statements/create/dictionary/layouts: all but the
+# layouts that keep their data in a file.
+_LAYOUTS = re.compile(
+    r"flat|(?:complex_key_)?(?:sparse_)?hashed|(?:complex_key_)?hashed_array"
+    r"|(?:complex_key_)?range_hashed|(?:complex_key_)?cache|(?:complex_key_)?direct"
+    r"|ip_trie|polygon(?:_simple|_index_each|_index_cell)?"
+)
+_DICTIONARY_PARTS = {"type", "primary_key", "source", "lifetime", "layout", "range"}
+_SOURCE_KEYS = ("table", "db")
+
+_Node = dict[str, Any]
+
+
+def refuse_definitions(parsed: bytes, definitions: int) -> None:
+    """Raises ACCESS_DENIED for a definition that could reach outside, or borrows rights.
+
+    `parsed`: the statement as parseQueryToJSON gives it. `definitions`: how many its syntax tree
+    has, none of which may be missing here.
+    """
+    try:
+        found = [node for node in _nodes(json.loads(parsed)) if node.get("type") in _CHECKS]
+    except (RecursionError, ValueError):
+        raise access_denied("The definition is nested too deeply to be checked.") from None
+    if len(found) != definitions:
+        raise access_denied("A definition in this statement cannot be checked.")
+    for node in found:
+        _CHECKS[node["type"]](node)
+
+
+def _nodes(root: Any) -> Iterator[_Node]:
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)
+
+
+def _refuse_engine(storage: _Node) -> None:
+    if "engine" not in storage:
+        return  # a default of the engine, which is a MergeTree or keeps data in memory
+    name = storage["engine"]["name"]
+    if _ENGINES.fullmatch(name) is None:
+        raise access_denied(f"Engine {name} is not available here.")
+
+
+def _refuse_dictionary(dictionary: _Node) -> None:
+    source = dictionary.get("source", {})
+    if source.get("name", "clickhouse") != "clickhouse":
+        raise access_denied(f"A dictionary cannot read from {source['name']} here.")
+    for pair in source.get("elements", {}).get("children", []):
+        literal = pair.get("second", {})
+        if pair.get("first") not in _SOURCE_KEYS or literal.get("type") != "Literal":
+            raise access_denied(
+                "The source of a dictionary is a table or a view of this server,"
+                " as in SOURCE(CLICKHOUSE(TABLE 't' DB 'd')), and names nothing else."
+            )
+    layout = dictionary.get("layout", {}).get("layout_type", "flat")
+    if _LAYOUTS.fullmatch(layout) is None:
+        raise access_denied(f"The layout {layout} of a dictionary is not available here.")
+    if unknown := dictionary.keys() - _DICTIONARY_PARTS:
+        raise access_denied(f"A dictionary cannot have {min(unknown)} here.")
+
+
+_CHECKS = {"Storage": _refuse_engine, "Dictionary": _refuse_dictionary}

@@ -77,9 +77,12 @@ class Body:
     """The request's body, decoded, in pieces."""
 
     def __init__(
-        self, request: web.Request, threads: CodingThreads, patience: Patience,
+        self,
+        request: web.Request,
+        threads: CodingThreads,
+        patience: Patience,
         blocks: BlockDecoder | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`blocks`: what decodes the body after its Content-Encoding."""
         self._content = request.content
         self._patience = patience

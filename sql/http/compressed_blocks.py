@@ -153,23 +153,26 @@ class BlockDecoder:
         if self._rest:
             raise CodingError(
                 f"the last compressed block has only {len(self._rest)} bytes of {self._needed}",
-                33, "CANNOT_READ_ALL_DATA",
-            )  # fmt: skip
+                33,
+                "CANNOT_READ_ALL_DATA",
+            )
 
     def _checked(self, method: int, size: int, uncompressed_size: int) -> int:
         """The compressed size of a block that may be read. Raises CodingError."""
         if method not in _DECOMPRESS:
             raise CodingError(
                 f"0x{method:02x} is not a method of compression that is served: LZ4, ZSTD or NONE",
-                89, "UNKNOWN_COMPRESSION_METHOD",
-            )  # fmt: skip
+                89,
+                "UNKNOWN_COMPRESSION_METHOD",
+            )
         if size < _HEAD.size or max(size, uncompressed_size) > self._max_bytes:
             raise CodingError(
                 f"a block of {size} bytes, uncompressed {uncompressed_size}, where at most"
                 f" {self._max_bytes} are possible: the data is damaged, or has to be sent in"
                 " smaller blocks",
-                261, "TOO_LARGE_SIZE_COMPRESSED",
-            )  # fmt: skip
+                261,
+                "TOO_LARGE_SIZE_COMPRESSED",
+            )
         needed = size + uncompressed_size
         if needed > self._held_bytes:
             self._hold(needed - self._held_bytes)
@@ -180,8 +183,9 @@ class BlockDecoder:
         if self._check_sums and _checksum(block[_CHECKSUM_BYTES:]) != block[:_CHECKSUM_BYTES]:
             raise CodingError(
                 "the checksum of a compressed block does not match: the data is damaged",
-                40, "CHECKSUM_DOESNT_MATCH",
-            )  # fmt: skip
+                40,
+                "CHECKSUM_DOESNT_MATCH",
+            )
         try:
             content = _DECOMPRESS[method](block[_BEFORE_DATA_BYTES:], uncompressed_size)
         except _DAMAGED as error:

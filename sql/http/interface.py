@@ -24,13 +24,13 @@ from sql.http.answers import HOLD_BYTES, AnswerWriter
 from sql.http.body import Body, CodingThreads, Patience, StalledError
 from sql.http.codings import CodingError, UnknownCoding
 from sql.http.compressed_blocks import BlockDecoder
+from sql.http.endings import GoneClients, StatementsById
 from sql.http.engine import MARK, SqlEngine
 from sql.http.errors import SYNTAX_ERROR, CredentialsNeeded, SqlError, sql_error
 from sql.http.gateway import SqlGateway, people_gateway
 from sql.http.go_hello import FACTS, FACTS_FORMAT, hello_block, is_hello
-from sql.http.gone_clients import GoneClients
 from sql.http.handles import NO_EXPRESSIONS, StatementContext
-from sql.http.kill_query import StatementsById
+from sql.http.limits import RequestPlaces, TemporaryFiles
 from sql.http.login import PeopleLogin, SqlLogin
 from sql.http.pool import KILL_AGAIN_S, Permit
 from sql.http.request import (
@@ -42,10 +42,8 @@ from sql.http.request import (
     read_request,
     url_parameters,
 )
-from sql.http.request_places import RequestPlaces
 from sql.http.room import Hold, Room
 from sql.http.settings import SqlSettings
-from sql.http.temporary_files import TemporaryFiles
 from sql.http.text import InsertData, NotAnInsert, Unfinished, insert_head, output_clauses
 from sql.http.web_pages import refuse_other_sites
 from storage.view_doubts import InDoubt
@@ -326,9 +324,13 @@ class HttpInterface:
         return nullcontext()
 
     async def _run(
-        self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,
+        self,
+        request: web.Request,
+        wanted: SqlRequest,
+        context: StatementContext,
+        text: bytes,
         permit: Permit,
-    ) -> web.StreamResponse:  # fmt: skip
+    ) -> web.StreamResponse:
         """Any statement but an INSERT with data."""
         gateway, answers = self._gateway, self._answers
         default_format = wanted.default_format or DEFAULT_FORMAT
@@ -347,9 +349,15 @@ class HttpInterface:
         return await answers.stream(request, wanted, query, fmt)
 
     async def _insert(
-        self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,
-        head: InsertData, body: Body, permit: Permit,
-    ) -> web.StreamResponse:  # fmt: skip
+        self,
+        request: web.Request,
+        wanted: SqlRequest,
+        context: StatementContext,
+        text: bytes,
+        head: InsertData,
+        body: Body,
+        permit: Permit,
+    ) -> web.StreamResponse:
         """An INSERT with data: `text` is its statement and the first of its data."""
         data = text[head.data_start :]
         if head.format.lower() == "values":
@@ -406,9 +414,10 @@ async def _read_statement(
         limit = wanted.max_query_bytes()
         if len(text) > limit:
             raise sql_error(
-                SYNTAX_ERROR, "SYNTAX_ERROR",
+                SYNTAX_ERROR,
+                "SYNTAX_ERROR",
                 f"Syntax error: Max query size exceeded (max_query_size = {limit})",
-            )  # fmt: skip
+            )
         piece = await body.read()
     assert isinstance(head, NotAnInsert | Unfinished)
     return bytes(text), None

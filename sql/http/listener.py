@@ -5,7 +5,7 @@ A connection waits, or a request of it is being handled. What must hold:
 * When all places are taken, a new connection gets that of one that waits: the one that has waited
   longest, of the address with most connections. To wait costs a client nothing, whatever it does
   meanwhile: sending a head slowly, not reading an answer, keeping the connection for later.
-* Requests with SQL never take all places (request_places.py), and all others are handled at once.
+* Requests with SQL never take all places (limits.py), and all others are handled at once.
   So a health check, a scrape and the user with a password are always let in.
 * A head is complete after HEAD_S, and a connection without a request is closed after IDLE_S. Bodies
   have their own deadline (body.py).

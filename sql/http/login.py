@@ -90,10 +90,11 @@ def credentials(request: web.Request) -> tuple[str, str]:
     if "X-ClickHouse-User" in headers or "X-ClickHouse-Key" in headers:
         if authorization is not None:
             raise sql_error(
-                516, "AUTHENTICATION_FAILED",
+                516,
+                "AUTHENTICATION_FAILED",
                 "Invalid authentication: it is not allowed to use X-ClickHouse HTTP headers"
                 " and Authorization HTTP header simultaneously",
-            )  # fmt: skip
+            )
         return headers.get("X-ClickHouse-User", ""), headers.get("X-ClickHouse-Key", "")
     if authorization is None:
         return values.get("user", ""), values.get("password", "")

@@ -119,10 +119,11 @@ class StatementPool:
 
     def _too_many(self, why: str) -> SqlError:
         return sql_error(
-            202, "TOO_MANY_SIMULTANEOUS_QUERIES",
+            202,
+            "TOO_MANY_SIMULTANEOUS_QUERIES",
             f"Too many simultaneous queries. Maximum: {self._limits.max_queries}, {why}:"
             " send the query again later",
-        )  # fmt: skip
+        )
 
     # --- running
 

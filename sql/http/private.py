@@ -21,28 +21,25 @@ from dataclasses import dataclass
 from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 
+from common.text_table import word_set
 from sql.http.errors import SqlError, access_denied, needs_sql_user
 from sql.http.text import Token, TokenKind, tokens, unquote
 
 DISPLAY_NAME = "brokerhouse"
 """Of the server, in place of its host's name."""
 
-SHOWN_TABLES = frozenset(
-    {
-        "aggregate_function_combinators", "codecs", "collations", "columns", "completions",
-        "constraints", "contributors", "current_roles", "data_skipping_index_types",
-        "data_skipping_indices", "data_type_families", "database_engines", "dictionary_layouts",
-        "dictionary_sources", "dimensional_metrics", "disk_types", "documentation",
-        "enabled_roles", "events", "formats", "functions", "grants",
-        "graphite_retentions", "histogram_metrics", "hypothetical_indexes",
-        "hypothetical_projections", "keywords", "licenses", "merge_tree_settings", "metrics",
-        "numbers", "numbers_mt", "one", "primes", "privileges", "projections", "quota_limits",
-        "quota_usage", "quotas", "quotas_usage", "replicated_merge_tree_settings", "role_grants",
-        "roles", "row_policies", "settings", "settings_changes", "settings_profile_elements",
-        "settings_profiles", "statements", "storage_policies", "table_engines", "table_functions",
-        "time_zones", "tokenizers", "unicode", "users", "zeros", "zeros_mt",
-    }
-)  # fmt: skip
+SHOWN_TABLES = word_set("""
+    aggregate_function_combinators codecs collations columns completions constraints contributors
+    current_roles data_skipping_index_types data_skipping_indices data_type_families
+    database_engines dictionary_layouts dictionary_sources dimensional_metrics disk_types
+    documentation enabled_roles events formats functions grants graphite_retentions
+    histogram_metrics hypothetical_indexes hypothetical_projections keywords licenses
+    merge_tree_settings metrics numbers numbers_mt one primes privileges projections quota_limits
+    quota_usage quotas quotas_usage replicated_merge_tree_settings role_grants roles row_policies
+    settings settings_changes settings_profile_elements settings_profiles statements
+    storage_policies table_engines table_functions time_zones tokenizers unicode users zeros
+    zeros_mt
+""")
 PRIVATE_COLUMNS = {
     "clusters": {"host_name", "host_address"},
     "databases": {"data_path", "metadata_path"},
@@ -64,12 +61,10 @@ PRIVATE_COLUMNS = {
 }
 # In lower case. Those without an argument are only refused where they are called, because their
 # names are ordinary names of columns.
-_CALLS = frozenset(
-    {
-        "hostname", "fqdn", "fullhostname", "displayname", "getoskernelversion", "buildid",
-        "serveruuid", "tcpport", "tid", "uptime",
-    }
-)  # fmt: skip
+_CALLS = word_set("""
+    hostname fqdn fullhostname displayname getoskernelversion buildid serveruuid tcpport tid
+    uptime
+""")
 _NAMES = frozenset({"getserversetting", "getserverport", "getmacro"})
 
 _TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
@@ -329,24 +324,19 @@ _KNOWN = SHOWN_TABLES | PRIVATE_COLUMNS.keys()
 _ALL_PRIVATE = frozenset().union(*PRIVATE_COLUMNS.values())
 # Every other table of `system` (chdb-core 26.9); tests/clients/test_http_private.py holds them
 # against the engine.
-_HIDDEN = frozenset(
-    {
-        "asynchronous_inserts", "asynchronous_loader", "azure_queue_metadata",
-        "azure_queue_metadata_cache", "azure_queue_settings", "background_schedule_pool",
-        "backups", "build_options", "certificates", "dashboards", "database_replicas",
-        "distributed_ddl_queue", "distribution_queue", "dns_cache", "errors", "fail_points",
-        "filesystem_cache", "filesystem_cache_settings", "handlers", "iceberg_files",
-        "iceberg_history", "jemalloc_arena_bins", "jemalloc_bins", "jemalloc_profile_text",
-        "jemalloc_sampled_allocations", "jemalloc_stats", "kafka_consumers", "macros",
-        "masking_policies", "named_collections", "part_moves_between_shards", "processes",
-        "query_cache", "query_condition_cache", "query_views_log", "remote_data_paths", "replicas",
-        "replicated_fetches", "replication_queue", "resources", "rocksdb", "s3_queue_metadata",
-        "s3_queue_settings", "s3queue_metadata_cache", "scheduler", "schema_inference_cache",
-        "server_settings", "session_query_ids", "stack_trace", "symbols",
-        "user_defined_functions", "user_directories", "user_processes", "user_query_log",
-        "warnings", "workloads",
-    }
-)  # fmt: skip
+_HIDDEN = word_set("""
+    asynchronous_inserts asynchronous_loader azure_queue_metadata azure_queue_metadata_cache
+    azure_queue_settings background_schedule_pool backups build_options certificates dashboards
+    database_replicas distributed_ddl_queue distribution_queue dns_cache errors fail_points
+    filesystem_cache filesystem_cache_settings handlers iceberg_files iceberg_history
+    jemalloc_arena_bins jemalloc_bins jemalloc_profile_text jemalloc_sampled_allocations
+    jemalloc_stats kafka_consumers macros masking_policies named_collections
+    part_moves_between_shards processes query_cache query_condition_cache query_views_log
+    remote_data_paths replicas replicated_fetches replication_queue resources rocksdb
+    s3_queue_metadata s3_queue_settings s3queue_metadata_cache scheduler schema_inference_cache
+    server_settings session_query_ids stack_trace symbols user_defined_functions user_directories
+    user_processes user_query_log warnings workloads
+""")
 
 
 def _is_name(word: Token) -> bool:

@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 
 from aiohttp import BodyPartReader, web
 
+from common.text_table import word_set
 from sql.http.access import Role
 from sql.http.body import Patience
 from sql.http.codings import choose
@@ -33,24 +34,20 @@ FORM_CHUNK_BYTES = 64 * 1024
 _REVISION_DIGITS = 19
 
 # Parameters of the interface itself; every other one is a setting of the engine.
-_OWN_PARAMETERS = frozenset(
-    {
-        "query", "database", "default_format", "query_id", "session_id", "session_timeout",
-        "session_check", "close_session", "user", "password", "quota_key", "role", "compress",
-        "decompress", "wait_end_of_query", "buffer_size", "client_protocol_version", "stacktrace",
-    }
-)  # fmt: skip
+_OWN_PARAMETERS = word_set("""
+    query database default_format query_id session_id session_timeout session_check close_session
+    user password quota_key role compress decompress wait_end_of_query buffer_size
+    client_protocol_version stacktrace
+""")
 _UNCHECKED = "http_native_compression_disable_checksumming_on_decompress"
 # Settings that only say what an HTTP answer is to look like. They are acted on here, or ask for
 # what is not served here.
-_HTTP_SETTINGS = frozenset(
-    {
-        "enable_http_compression", "http_zlib_compression_level", "send_progress_in_http_headers",
-        "add_http_cors_header", "http_headers_progress_interval_ms",
-        "cancel_http_readonly_queries_on_client_close", "http_response_buffer_size",
-        "http_wait_end_of_query", "http_write_exception_in_output_format", _UNCHECKED,
-    }
-)  # fmt: skip
+_HTTP_SETTINGS = {_UNCHECKED} | word_set("""
+    enable_http_compression http_zlib_compression_level send_progress_in_http_headers
+    add_http_cors_header http_headers_progress_interval_ms
+    cancel_http_readonly_queries_on_client_close http_response_buffer_size
+    http_wait_end_of_query http_write_exception_in_output_format
+""")
 
 
 @dataclass(slots=True)

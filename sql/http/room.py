@@ -30,10 +30,11 @@ class Room:
         """Raises TOO_MANY_SIMULTANEOUS_QUERIES."""
         if self._held_bytes + size > self._max_bytes:
             raise sql_error(
-                202, "TOO_MANY_SIMULTANEOUS_QUERIES",
+                202,
+                "TOO_MANY_SIMULTANEOUS_QUERIES",
                 f"Too many simultaneous queries: their {self._what} would exceed {self._max_bytes}"
                 " bytes: send the query again later",
-            )  # fmt: skip
+            )
         self._held_bytes += size
 
 

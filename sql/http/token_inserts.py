@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from common.text_table import word_set
 from sql.http.handles import StatementContext
 from sql.http.request import SqlRequest
 from sql.http.text import InsertData
@@ -30,14 +31,11 @@ _EXPECTED = {
     "materialized_views_ignore_errors": "1",
     "deduplicate_blocks_in_dependent_materialized_views": "1",
 }
-_WITHOUT_EFFECT = frozenset(
-    {
-        _TOKEN, "cast_string_to_dynamic_use_inference", "date_time_input_format",
-        "input_format_skip_unknown_fields", "insert_quorum", "insert_quorum_parallel",
-        "insert_quorum_timeout", "max_insert_block_size", "max_insert_threads", "max_threads",
-        "min_insert_block_size_bytes", "min_insert_block_size_rows",
-    }
-)  # fmt: skip
+_WITHOUT_EFFECT = {_TOKEN} | word_set("""
+    cast_string_to_dynamic_use_inference date_time_input_format input_format_skip_unknown_fields
+    insert_quorum insert_quorum_parallel insert_quorum_timeout max_insert_block_size
+    max_insert_threads max_threads min_insert_block_size_bytes min_insert_block_size_rows
+""")
 """On one whole block, whose columns are those of the table."""
 
 

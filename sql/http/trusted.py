@@ -77,9 +77,13 @@ class EngineInterface(HttpInterface):
         return super()._while_running(text, database)
 
     async def _run(
-        self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,
+        self,
+        request: web.Request,
+        wanted: SqlRequest,
+        context: StatementContext,
+        text: bytes,
         permit: Permit,
-    ) -> web.StreamResponse:  # fmt: skip
+    ) -> web.StreamResponse:
         if not is_small(context, text):
             return await super()._run(request, wanted, context, text, permit)
         fmt = wanted.default_format or DEFAULT_FORMAT
@@ -90,9 +94,15 @@ class EngineInterface(HttpInterface):
         )
 
     async def _insert(
-        self, request: web.Request, wanted: SqlRequest, context: StatementContext, text: bytes,
-        head: InsertData, body: Body, permit: Permit,
-    ) -> web.StreamResponse:  # fmt: skip
+        self,
+        request: web.Request,
+        wanted: SqlRequest,
+        context: StatementContext,
+        text: bytes,
+        head: InsertData,
+        body: Body,
+        permit: Permit,
+    ) -> web.StreamResponse:
         data = InsertBody()
         data.write(text[head.data_start :])
         while not body.complete:

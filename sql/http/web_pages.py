@@ -32,9 +32,10 @@ def refuse_other_sites(request: web.Request) -> None:
     if len(hosts) != 1 or not hosts[0]:
         version = "1.1" if request.version >= HttpVersion11 else "1.0"
         raise sql_error(
-            36, "BAD_ARGUMENTS",
+            36,
+            "BAD_ARGUMENTS",
             f"The request of HTTP/{version} has {len(hosts)} Host headers: send one",
-        )  # fmt: skip
+        )
     for origin in request.headers.getall("Origin", []):
         if not _same_host(origin, hosts[0]):
             raise access_denied(f"A web page of {origin!r} may not query this server.")

@@ -1,4 +1,4 @@
--- What the decision needs to know of each record of a slice: `RECORDS` in compaction_decision.py.
+-- What the decision needs to know of each record of a slice: `RECORDS` in compaction.py.
 -- A key of more than 64 bytes is represented by its SHA-256. A marker is 0 for an abort, 1 for a
 -- commit, -1 for another control record, and null for data.
 -- Parameters: topic, topic_id, partition, start and slice_end (offsets), bound, last (the last

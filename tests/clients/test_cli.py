@@ -8,6 +8,7 @@ import os
 import pty
 import queue
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -140,9 +141,8 @@ def test_serve_refuses_a_data_directory_in_use_and_the_owner_does_not_notice(
     broker: BrokerProcess,
 ) -> None:
     result = in_a_process(
-        "serve", "--data-dir", str(broker.data_dir), "--kafka", "127.0.0.1:0",
-        "--http", "127.0.0.1:0",
-    )  # fmt: skip
+        *shlex.split(f"serve --data-dir {broker.data_dir} --kafka 127.0.0.1:0 --http 127.0.0.1:0")
+    )
     assert (result.returncode, result.stdout) == (1, "")
     assert f"{broker.data_dir} is in use by process {broker.pid}" in last_line(result)
     assert broker.sql("SELECT 1 AS one") == [{"one": 1}]
@@ -185,8 +185,9 @@ def test_a_topic_is_created_listed_described_and_deleted(
     broker: BrokerProcess, topic: str, produce: Callable[..., None]
 ) -> None:
     to = ("--bootstrap", broker.kafka)
-    created = output("topics", "create", topic, "--partitions", "3",
-                     "--config", "retention.ms=86400000", *to)  # fmt: skip
+    created = output(
+        *shlex.split(f"topics create {topic} --partitions 3 --config retention.ms=86400000"), *to
+    )
     assert created == f"created {topic} with 3 partitions\n"
 
     listed = [line.split() for line in output("topics", "list", *to).splitlines()]
@@ -254,14 +255,16 @@ def test_tail_with_exit_at_end_prints_the_records_and_ends(
 def test_tail_as_json_loses_nothing(
     broker: BrokerProcess, topic: str, produce: Callable[..., None]
 ) -> None:
-    produce(topic, b"\xff\x00", key="ü".encode(), headers=[("h", b"1"), ("h", b"\xfe")],
-            timestamp_ms=5)  # fmt: skip
+    produce(
+        topic, b"\xff\x00", key="ü".encode(), headers=[("h", b"1"), ("h", b"\xfe")], timestamp_ms=5
+    )
     produce(topic, b"", timestamp_ms=6)
     produce(topic, None, key=b"", timestamp_ms=7)
     printed = output(
-        "tail", topic, "--offset", "earliest", "--exit-at-end", "--json",
-        "--bootstrap", broker.kafka,
-    )  # fmt: skip
+        *shlex.split(
+            f"tail {topic} --offset earliest --exit-at-end --json --bootstrap {broker.kafka}"
+        )
+    )
     first, second, third = map(json.loads, printed.splitlines())
     assert first == {
         "topic": topic,
@@ -469,9 +472,13 @@ def test_sql_writes_with_a_password_and_only_reads_without(from_file: BrokerProc
         "INSERT INTO mine.numbers VALUES (7)",
     ):
         written = output(
-            "sql", query, "--http", own.http_url,
-            BROKERHOUSE_SQL_USER="me", BROKERHOUSE_SQL_PASSWORD="hunter2",
-        )  # fmt: skip
+            "sql",
+            query,
+            "--http",
+            own.http_url,
+            BROKERHOUSE_SQL_USER="me",
+            BROKERHOUSE_SQL_PASSWORD="hunter2",
+        )
         assert written == ""
     assert output("sql", "SELECT x FROM mine.numbers", "--http", own.http_url) == "x\n7\n"
 

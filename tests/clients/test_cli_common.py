@@ -1,6 +1,7 @@
 """What several commands have: a list of brokers, JSON for programs, completion by the shell."""
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -15,8 +16,12 @@ from tests.support.server_process import PROJECT
 @pytest.fixture
 def filled(broker: BrokerProcess, topic: str) -> str:
     """A topic with two partitions and three records in the second of them."""
-    output("topics", "create", topic, "--partitions", "2", "--config", "retention.ms=86400000",
-           "--bootstrap", broker.kafka)  # fmt: skip
+    output(
+        *shlex.split(
+            f"topics create {topic} --partitions 2 --config retention.ms=86400000"
+            f" --bootstrap {broker.kafka}"
+        )
+    )
     with KafkaProducer(bootstrap_servers=broker.kafka) as producer:
         for _ in range(3):
             producer.send(topic, b"x", partition=1).get(timeout=LIMIT_S)
@@ -70,8 +75,11 @@ def test_topics_are_listed_and_described_as_json(broker: BrokerProcess, filled: 
 def test_groups_are_listed_and_described_as_json(broker: BrokerProcess, filled: str) -> None:
     to = ("--bootstrap", broker.kafka)
     group = f"{filled} \x1b[31m"
-    output("groups", "reset-offsets", group, "--topic", f"{filled}:1", "--to-offset", "1",
-           "--execute", *to)  # fmt: skip
+    output(
+        *("groups", "reset-offsets", group),
+        *shlex.split(f"--topic {filled}:1 --to-offset 1 --execute"),
+        *to,
+    )
     listed = json.loads(output("groups", "list", "--json", *to))
     [found] = [each for each in listed if each["group"] == group]
     assert (found["state"], found["members"], found["coordinator"]) == ("Empty", 0, 1)
@@ -93,8 +101,11 @@ def test_groups_are_listed_and_described_as_json(broker: BrokerProcess, filled: 
 def test_the_shell_completes_commands_and_options(words: str, expected: str) -> None:
     name = "brokerhouse"
     completed = subprocess.run(
-        [sys.executable, "-c",
-         f"import sys; sys.argv[0] = '{name}'; from broker.cli.main import main; main()"],
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.argv[0] = '{name}'; from broker.cli.main import main; main()",
+        ],
         cwd=PROJECT,
         env=environment(
             _BROKERHOUSE_COMPLETE="bash_complete",
@@ -105,5 +116,5 @@ def test_the_shell_completes_commands_and_options(words: str, expected: str) -> 
         text=True,
         timeout=LIMIT_S,
         check=True,
-    )  # fmt: skip
+    )
     assert f"plain,{expected}" in completed.stdout.splitlines()

@@ -4,6 +4,7 @@
 coordinates the group. Each command waits until another has taken over, at most for its --timeout.
 """
 
+import shlex
 from collections.abc import Iterator
 
 import pytest
@@ -38,8 +39,12 @@ def test_every_command_succeeds_while_the_broker_that_it_needs_is_dead(
     group, other, unused = [name for name, found in groups.items() if found == dead.node_id][:3]
     every = ",".join([dead.kafka, *(one.kafka for one in cluster.brokers if one is not dead)])
     to = ("--bootstrap", every, "--timeout", "60")
-    output("groups", "reset-offsets", unused, "--topic", target.name, "--to-latest", "--execute",
-           "--bootstrap", alive.kafka)  # fmt: skip
+    output(
+        *shlex.split(
+            f"groups reset-offsets {unused} --topic {target.name} --to-latest --execute"
+            f" --bootstrap {alive.kafka}"
+        )
+    )
 
     (dead.pause if stopped else dead.kill)()
     try:
@@ -51,8 +56,12 @@ def test_every_command_succeeds_while_the_broker_that_it_needs_is_dead(
         assert output("consume", target.name, *joined, *to) == "one\ntwo\n"
         assert target.name in output("topics", "list", *to)
         assert "0" in output("topics", "describe", target.name, *to)
-        output("groups", "reset-offsets", group, "--topic", target.name, "--to-latest",
-               "--execute", *to)  # fmt: skip
+        output(
+            *shlex.split(
+                f"groups reset-offsets {group} --topic {target.name} --to-latest --execute"
+            ),
+            *to,
+        )
         assert {group, other, unused} <= set(output("groups", "list", *to).split())
         assert target.name in output("groups", "describe", group, *to)
         output("groups", "delete", unused, *to)

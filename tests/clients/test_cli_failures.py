@@ -6,6 +6,7 @@ One table of commands and one of faults, and every command meets every fault of 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -212,12 +213,15 @@ def test_a_command_uses_the_next_broker_when_the_first_does_not_answer(
         (1, ["tail", "nosuch"], "topic nosuch does not exist"),
         (1, ["groups", "describe", "nosuch"], "group nosuch does not exist"),
         (1, ["groups", "delete", "nosuch"], "group nosuch does not exist"),
-        (1, ["groups", "reset-offsets", "g", "--topic", "nosuch", "--to-latest"],
-         "topic nosuch does not exist"),
+        (
+            1,
+            ["groups", "reset-offsets", "g", "--topic", "nosuch", "--to-latest"],
+            "topic nosuch does not exist",
+        ),
         (2, ["groups", "reset-offsets", "g", "--from-file", "no/such.csv"], "No such file"),
         (2, ["produce", "nosuch", "no/such.jsonl"], "does not exist"),
     ],
-)  # fmt: skip
+)
 def test_a_command_names_the_topic_group_or_file_that_is_missing(
     broker: BrokerProcess, code: int, arguments: list[str], sentence: str
 ) -> None:
@@ -245,9 +249,9 @@ def test_a_settings_file_that_is_missing_is_named(arguments: list[str]) -> None:
 def test_produce_names_the_record_that_is_not_json(broker: BrokerProcess, topic: str) -> None:
     output("topics", "create", topic, "--bootstrap", broker.kafka)
     ended = run(
-        "produce", topic, "--input-format", "json", "--bootstrap", broker.kafka,
+        *shlex.split(f"produce {topic} --input-format json --bootstrap {broker.kafka}"),
         stdin='{"value": "1"}\n{"value": \n',
-    )  # fmt: skip
+    )
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert line.startswith("Error: standard input, record 2 is not JSON: ")
@@ -257,9 +261,13 @@ def test_produce_names_the_record_that_is_not_json(broker: BrokerProcess, topic:
 @contextmanager
 def started(*arguments: str, stdout: int) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
-        [*COMMAND, *arguments], cwd=PROJECT, env=environment(), stdin=subprocess.DEVNULL,
-        stdout=stdout, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        [*COMMAND, *arguments],
+        cwd=PROJECT,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+    )
     try:
         yield process
     finally:

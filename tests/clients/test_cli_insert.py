@@ -29,9 +29,10 @@ def own(server: BrokerProcess) -> Iterator[str]:
 def insert(server: BrokerProcess, query: str, stdin: str = "", how: object = run) -> Ended:
     assert callable(how)
     ended: Ended = how(
-        "sql", query, "--http", server.http, "--user", USER,
-        stdin=stdin, BROKERHOUSE_SQL_PASSWORD=PASSWORD,
-    )  # fmt: skip
+        *("sql", query, "--http", server.http, "--user", USER),
+        stdin=stdin,
+        BROKERHOUSE_SQL_PASSWORD=PASSWORD,
+    )
     return ended
 
 
@@ -44,12 +45,15 @@ def insert(server: BrokerProcess, query: str, stdin: str = "", how: object = run
         ("INSERT INTO default.inserted VALUES", "(1, 'x'), (2, 'y')"),
         ("INSERT INTO default.inserted VALUES (1, 'x'), (2, 'y')", "not read"),
         ("INSERT INTO default.inserted SETTINGS max_threads = 1 FORMAT CSV", "1,x\n2,y\n"),
-        ("INSERT INTO default.inserted SELECT number + 1, ['x', 'y'][number + 1] FROM numbers(2)",
-         "not read"),
+        (
+            "INSERT INTO default.inserted"
+            " SELECT number + 1, ['x', 'y'][number + 1] FROM numbers(2)",
+            "not read",
+        ),
         ("-", "INSERT INTO default.inserted FORMAT CSV\n1,x\n2,y\n"),
         ("-", "INSERT INTO default.inserted VALUES (1, 'x'), (2, 'y')"),
     ],
-)  # fmt: skip
+)
 def test_an_insert_takes_its_data_from_standard_input(
     server: BrokerProcess, own: str, query: str, stdin: str
 ) -> None:

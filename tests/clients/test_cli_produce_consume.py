@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from datetime import UTC, datetime
@@ -63,8 +64,14 @@ def test_produce_makes_records_of_lines_and_consume_lines_of_records(
 
 
 def test_produce_and_consume_carry_keys_and_headers(broker: BrokerProcess, made: str) -> None:
-    produce(broker, made, "--key-delimiter", "::", "--header", "a=1", "--header", "b=x=y",
-            "--delimiter", "|", "--empty-is-null", stdin="k::v::w|l::")  # fmt: skip
+    produce(
+        broker,
+        made,
+        *shlex.split(
+            "--key-delimiter :: --header a=1 --header b=x=y --delimiter | --empty-is-null"
+        ),
+        stdin="k::v::w|l::",
+    )
     found = {row["key"]: (row["value"], row["headers"]) for row in rows(broker, made)}
     headers = [{"key": "a", "value": "1"}, {"key": "b", "value": "x=y"}]
     assert found in (
@@ -83,8 +90,14 @@ def test_produce_and_consume_carry_keys_and_headers(broker: BrokerProcess, made:
 
 def test_json_carries_whole_records_from_topic_to_topic(broker: BrokerProcess, made: str) -> None:
     with KafkaProducer(bootstrap_servers=broker.kafka) as producer:
-        producer.send(made, b"\xff\x00", key="ü".encode(), headers=[("h", b"\xfe"), ("h", b"")],
-                      partition=2, timestamp_ms=5).get(timeout=LIMIT_S)  # fmt: skip
+        producer.send(
+            made,
+            b"\xff\x00",
+            key="ü".encode(),
+            headers=[("h", b"\xfe"), ("h", b"")],
+            partition=2,
+            timestamp_ms=5,
+        ).get(timeout=LIMIT_S)
         producer.send(made, None, key=b"", partition=0, timestamp_ms=6).get(timeout=LIMIT_S)
     printed = consume(broker, made, "--json")
     assert {json.loads(line)["timestamp_ms"] for line in printed.splitlines()} == {5, 6}
@@ -121,8 +134,12 @@ def test_produce_takes_files_as_values_or_as_lines(
 def test_produce_stores_records_with_every_codec_and_acks(
     broker: BrokerProcess, made: str, codec: str, acks: str
 ) -> None:
-    produce(broker, made, "--compression", codec, "--acks", acks, "--partition", "0",
-            stdin="x\n" * 1000)  # fmt: skip
+    produce(
+        broker,
+        made,
+        *shlex.split(f"--compression {codec} --acks {acks} --partition 0"),
+        stdin="x\n" * 1000,
+    )
     until(lambda: consume(broker, made) == "x\n" * 1000)
 
 
@@ -130,10 +147,16 @@ def test_produce_stores_records_with_every_codec_and_acks(
     ("options", "stdin", "why"),
     [
         ([], "", "topic nosuch does not exist"),
-        (["--partition", "7"], "x\n", "standard input, record 1: topic {} has no partition 7;"
-         " 0 records are stored"),
-        (["--key-delimiter", "="], "a=1\nb\n", "standard input, record 2: there is no key"
-         " delimiter '='; 1 records are stored"),
+        (
+            ["--partition", "7"],
+            "x\n",
+            "standard input, record 1: topic {} has no partition 7; 0 records are stored",
+        ),
+        (
+            ["--key-delimiter", "="],
+            "a=1\nb\n",
+            "standard input, record 2: there is no key delimiter '='; 1 records are stored",
+        ),
         (JSON, '{"value": "1"}\n[\n', "standard input, record 2 is not JSON: "),
         (JSON, '{"valeu": "1"}\n', "record 1: unknown field 'valeu'; "),
         (JSON, '{"value": 1}\n', "record 1: 1 is neither a string, null nor "),
@@ -145,7 +168,7 @@ def test_produce_stores_records_with_every_codec_and_acks(
         (JSON, '{"headers": {"a": null}}\n', "header 'a' is null"),
         ([], "x" * 2_000_000, "(max.message.bytes) (MESSAGE_SIZE_TOO_LARGE); 0 records are stored"),
     ],
-)  # fmt: skip
+)
 def test_produce_says_why_a_record_cannot_be_stored(
     broker: BrokerProcess, made: str, options: list[str], stdin: str, why: str
 ) -> None:
@@ -182,11 +205,16 @@ def test_consume_starts_at_the_given_offset_or_time(broker: BrokerProcess, made:
 @pytest.mark.parametrize(
     "options",
     [
-        ["--offset", "x"], ["--offset", "@x"], ["--format", "%q"], ["--format", "words"],
-        ["--group", "g", "--offset", "3"], ["--group", "g", "--partition", "0"],
-        ["--delimiter", ""], ["--delimiter", "\\x"],
+        ["--offset", "x"],
+        ["--offset", "@x"],
+        ["--format", "%q"],
+        ["--format", "words"],
+        ["--group", "g", "--offset", "3"],
+        ["--group", "g", "--partition", "0"],
+        ["--delimiter", ""],
+        ["--delimiter", "\\x"],
     ],
-)  # fmt: skip
+)
 def test_consume_with_a_wrong_command_line_ends_with_exit_code_2(options: list[str]) -> None:
     ended = run("consume", "any", *options)
     assert ended.returncode == 2, ended
@@ -228,8 +256,11 @@ def test_a_closed_pipe_ends_consume_without_a_message(broker: BrokerProcess, mad
     produce(broker, made, "--partition", "0", stdin="x" * 1000 + "\n" + ("y" * 1000 + "\n") * 2000)
     consuming = subprocess.Popen(
         [*COMMAND, "consume", made, "--bootstrap", broker.kafka],
-        cwd=PROJECT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=PROJECT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert consuming.stdout is not None
     assert consuming.stderr is not None
     assert os.read(consuming.stdout.fileno(), 10) == b"x" * 10
@@ -244,12 +275,18 @@ def test_ctrl_c_ends_produce_after_its_records_are_stored_and_ends_consume(
     to = ("--bootstrap", broker.kafka)
     consuming = subprocess.Popen(
         [*COMMAND, "consume", made, *to],
-        cwd=PROJECT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=PROJECT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     producing = subprocess.Popen(
         [*COMMAND, "produce", made, *to],
-        cwd=PROJECT, env=environment(), stdin=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=PROJECT,
+        env=environment(),
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
     assert consuming.stdout is not None
     assert producing.stdin is not None
     producing.stdin.write(b"early\n")

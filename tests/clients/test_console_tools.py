@@ -4,6 +4,7 @@ The classes are those that Kafka's shell scripts start: kafka-topics.sh is Topic
 """
 
 import re
+import shlex
 import subprocess
 import time
 from pathlib import Path
@@ -380,8 +381,9 @@ def test_consumer_groups_cannot_reset_or_delete_a_live_group(
     group = ("--group", stopped)
     with consuming(broker, stopped, numbers) as consumer:
         consumer.values_to_the_end()
-        reset = run(CONSUMER_GROUPS, "--reset-offsets", *group, "--all-topics",
-                    "--to-earliest", "--execute")  # fmt: skip
+        reset = run(
+            CONSUMER_GROUPS, "--reset-offsets", *group, "--all-topics", "--to-earliest", "--execute"
+        )
         assert "is inactive, but the current state is Stable" in reset
         deleted = run(CONSUMER_GROUPS, "--delete", *group)
         assert "GroupNotEmptyException: The group is not empty." in deleted
@@ -445,10 +447,12 @@ def test_kafka_producer_perf_test_writes_transactions(
 ) -> None:
     run(TOPICS, "--create", "--topic", topic)
     printed = run(
-        PRODUCER_PERFORMANCE, "--topic", topic, "--num-records", "2000", "--record-size", "100",
-        "--throughput", "-1", "--transactional-id", f"{topic}-id",
-        "--transaction-duration-ms", "20",
-    )  # fmt: skip
+        PRODUCER_PERFORMANCE,
+        *shlex.split(
+            f"--topic {topic} --num-records 2000 --record-size 100 --throughput -1"
+            f" --transactional-id {topic}-id --transaction-duration-ms 20"
+        ),
+    )
     assert "2000 records sent" in printed
     query = (
         "SELECT countIf(NOT control) AS records, countIf(control) > 0 AS markers FROM messages"
@@ -467,11 +471,14 @@ def test_kafkas_message_copier_copies_each_record_once_although_it_is_killed(
         run(TOPICS, "--create", "--topic", name)
     ConfluentKafka().produce(broker.kafka, topic, [Record(b"%d" % n, b"") for n in range(count)])
     command = [
-        *tools.java_command(), MESSAGE_COPIER, "--broker-list", broker.kafka,
-        "--input-topic", topic, "--input-partition", "0", "--output-topic", copy,
-        "--consumer-group", f"{topic}-group", "--transactional-id", f"{topic}-id",
-        "--transaction-size", "100", "--enable-random-aborts", "--max-messages",
-    ]  # fmt: skip
+        *tools.java_command(),
+        MESSAGE_COPIER,
+        *shlex.split(
+            f"--broker-list {broker.kafka} --input-topic {topic} --input-partition 0"
+            f" --output-topic {copy} --consumer-group {topic}-group --transactional-id"
+            f" {topic}-id --transaction-size 100 --enable-random-aborts --max-messages"
+        ),
+    ]
 
     def copied() -> int:
         rows = broker.sql(

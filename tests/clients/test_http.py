@@ -292,7 +292,7 @@ def test_any_spelling_of_a_query_gives_its_values(
         ("SELECT 1 WHERE 0", ""),
         ("-- nothing\n/* but /* nested */ */ SELECT 1", "1\n"),
     ],
-)  # fmt: skip
+)
 def test_every_kind_of_statement_returns_its_result(
     server: BrokerProcess, sql: str, result: str
 ) -> None:
@@ -392,7 +392,7 @@ def test_a_bad_url_is_answered_and_the_server_goes_on(server: BrokerProcess, url
         b"\x16\x03\x01\x02\x00",
         b"GET /\r\n" * 1000,
     ],
-)  # fmt: skip
+)
 def test_bytes_that_are_not_http_are_refused(server: BrokerProcess, garbage: bytes) -> None:
     with raw_connection(server) as raw:
         raw.sendall(garbage)

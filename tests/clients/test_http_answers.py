@@ -36,14 +36,18 @@ from tests.support.waiting import until
         ("SELECT throwIf(1, 'bang')", 500, 395, "bang"),
         ("SELECT 1 SETTINGS nosuch = 1", 404, 115, "nosuch"),
         ("SELECT groupArray(number) FROM numbers(1000000000)", 500, 241, "memory limit"),
-        ("SELECT sum(cityHash64(number)) FROM system.numbers SETTINGS max_execution_time = 1",
-         408, 159, "TIMEOUT_EXCEEDED"),
+        (
+            "SELECT sum(cityHash64(number)) FROM system.numbers SETTINGS max_execution_time = 1",
+            408,
+            159,
+            "TIMEOUT_EXCEEDED",
+        ),
         ("SELECT 1; SELECT 2", 400, 62, "Multi-statements"),
         ("", 400, 62, "empty"),
         (";", 400, 62, "Empty query"),
         ("SELECT '", 400, 62, "Syntax error"),
     ],
-)  # fmt: skip
+)
 def test_sql_that_fails_is_answered_as_clickhouse_answers(
     server: BrokerProcess, sql: str, status: int, code: int, words: str
 ) -> None:

@@ -58,9 +58,12 @@ def test_an_answer_has_the_method_that_the_client_names(server: BrokerProcess, m
 
 def test_blocks_are_encoded_again_by_the_content_coding(server: BrokerProcess) -> None:
     answer = ask(
-        server, "SELECT 1", compress="1", headers={"Accept-Encoding": "gzip"},
+        server,
+        "SELECT 1",
+        compress="1",
+        headers={"Accept-Encoding": "gzip"},
         enable_http_compression="1",
-    )  # fmt: skip
+    )
     assert answer.headers["content-encoding"] == "gzip"
     assert out_of(gzip.decompress(answer.body)) == b"1\n"
 

@@ -38,8 +38,14 @@ def test_an_insert_with_its_data_in_any_place(server: BrokerProcess, table: str)
         f' "b": "g"}}',
     )
     assert read(server, f"SELECT * FROM {table} ORDER BY a FORMAT CSV").split() == [
-        '1,"it\'s"', '2,"ab"', '3,"c"', '4,"d"', '5,"e"', '6,"f"', '7,"g"'
-    ]  # fmt: skip
+        '1,"it\'s"',
+        '2,"ab"',
+        '3,"c"',
+        '4,"d"',
+        '5,"e"',
+        '6,"f"',
+        '7,"g"',
+    ]
 
 
 def test_binary_data_follows_its_statement_in_one_body(server: BrokerProcess, table: str) -> None:

@@ -98,7 +98,7 @@ READS_OUTSIDE = [
     "SELECT 1 INTO OUTFILE '/tmp/written_by_sql'",
     "SELECT 1 INTO/**/outfile '/tmp/written_by_sql' FORMAT CSV",
     "INSERT INTO FUNCTION file('/tmp/written_by_sql', CSV, 'a Int8') VALUES (1)",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("headers", [{}, WRITER], ids=["reader", "writer"])
@@ -254,7 +254,7 @@ THE_LOG = [
     "SET ROLE engine",
     "SYSTEM STOP MERGES",
     "KILL QUERY WHERE 1",
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("sql", THE_LOG)
@@ -359,7 +359,7 @@ def test_nothing_but_insert_reaches_the_tables_of_jobs(server: BrokerProcess, sq
         f"INSERT INTO default.src2 FROM INFILE '{FILE}' FORMAT CSV",
         f"INSERT INTO default.src2 SELECT length(file('{FILE}'))",
     ],
-)  # fmt: skip
+)
 def test_a_writer_cannot_reach_files_or_other_hosts(server: BrokerProcess, sql: str) -> None:
     write(server, "CREATE TABLE IF NOT EXISTS default.src2 (a Int64) ENGINE = Null")
     answer = ask(server, sql, headers=WRITER)

@@ -26,9 +26,11 @@ def test_credentials_are_taken_from_every_place_that_clickhouse_knows(
     ]
     assert [answer.text for answer in ways] == ["['writer']\n"] * 3
     nobody = [
-        {}, basic("default", ""), {"X-ClickHouse-User": "default"},
+        {},
+        basic("default", ""),
+        {"X-ClickHouse-User": "default"},
         basic("default", "null"),  # the JDBC driver 0.9.9, if it was given no password
-    ]  # fmt: skip
+    ]
     for headers in nobody:
         assert ask(server, sql, headers=headers).text == "['reader']\n"
 

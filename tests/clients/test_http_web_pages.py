@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from common.text_table import word_set
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import PASSWORD, USER, WRITER, ask, raw_connection
 
@@ -110,9 +111,8 @@ def test_a_name_that_is_not_this_servers_needs_credentials(
             assert (answer.status, answer.code) == (403, 497)
             assert "http_hosts" in answer.text
             assert ask(server, "SELECT 1", headers={**headers, **WRITER}).text == "1\n"
-    for host in (
-        "localhost", "127.0.0.1", "[::1]:8123", "192.0.2.7", "broker", "broker:8123",
-        "a.localhost", "broker.team.svc.cluster.local", "db.internal", "SQL.example.com:80",
-        "other.example", "kafka.test", socket.gethostname(),
-    ):  # fmt: skip
+    for host in {socket.gethostname()} | word_set("""
+        localhost 127.0.0.1 [::1]:8123 192.0.2.7 broker broker:8123 a.localhost
+        broker.team.svc.cluster.local db.internal SQL.example.com:80 other.example kafka.test
+    """):
         assert ask(server, "SELECT 1", headers={"Host": host}).text == "1\n", host

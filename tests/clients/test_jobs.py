@@ -30,9 +30,13 @@ from tests.support.server_process import PROJECT
 def brokerhouse(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "broker.cli", *arguments],
-        cwd=PROJECT, env={**os.environ, **environment}, text=True, capture_output=True,
-        check=False, timeout=120,
-    )  # fmt: skip
+        cwd=PROJECT,
+        env={**os.environ, **environment},
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
 
 
 def test_list_shows_every_job() -> None:
@@ -88,10 +92,13 @@ def test_the_broker_needs_no_spark() -> None:
         ([], ["", "anything", "two\nlines"], []),
         (["orders-*"], ["orders-", "orders-1\n2"], ["orders", "my-orders-1"]),
         (["a?c", "x"], ["abc", "a.c", "a\nc", "x"], ["ac", "abbc", "xx"]),
-        (["a.c", "[b]", "(d|e)", "f\\g", "h+"], ["a.c", "[b]", "(d|e)", "f\\g", "h+"],
-         ["abc", "b", "d", "hh"]),
+        (
+            ["a.c", "[b]", "(d|e)", "f\\g", "h+"],
+            ["a.c", "[b]", "(d|e)", "f\\g", "h+"],
+            ["abc", "b", "d", "hh"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_pattern_may_have_stars_and_question_marks(
     globs: list[str], fits: list[str], not_these: list[str]
 ) -> None:
@@ -199,8 +206,10 @@ def test_the_report_is_a_table() -> None:
     code, stdout, stderr = run_command(try_it)
     assert (code, stderr) == (0, "try: working\n")
     assert [line.split() for line in stdout.splitlines()] == [
-        ["name", "n", "x", "none"], ["o\\x1bdd", "1", "2.5", "-"], ["done"],
-    ]  # fmt: skip
+        ["name", "n", "x", "none"],
+        ["o\\x1bdd", "1", "2.5", "-"],
+        ["done"],
+    ]
 
 
 def test_a_count_of_one_is_singular() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
@@ -138,9 +139,13 @@ def test_kafkas_formatters_show_offsets_and_groups(
         first, end = monitor(partition).watermarks()
         shown = run(
             CONSOLE_CONSUMER,
-            "--topic", OFFSETS, "--partition", str(partition), "--offset", "earliest",
-            "--max-messages", str(end - first), "--formatter", f"{FORMATTERS}.{formatter}",
-        )  # fmt: skip
+            *shlex.split(
+                f"--topic {OFFSETS} --partition {partition} --offset earliest --max-messages"
+            ),
+            str(end - first),
+            "--formatter",
+            f"{FORMATTERS}.{formatter}",
+        )
         records = json.loads(f"[{shown.strip().replace('}{', '},{')}]")
         keys = [one["key"]["data"] for one in records]
         return keys, next(

@@ -15,13 +15,15 @@ from pathlib import Path
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
+from common.text_table import word_set
 from tests.support.broker_process import BrokerProcess
 from tests.support.waiting import until
 
-NOT_IMPORTED = ("broker.cluster", "clickhouse_connect", "fastavro", "google.protobuf",
-                "kafka.admin", "kafka.consumer", "kafka.net", "kafka.producer", "msgpack",
-                "pydantic_settings", "rich", "storage.clickhouse", "storage.shards",
-                "urllib3")  # fmt: skip
+NOT_IMPORTED = word_set("""
+    broker.cluster clickhouse_connect fastavro google.protobuf kafka.admin kafka.consumer
+    kafka.net kafka.producer msgpack pydantic_settings rich storage.clickhouse storage.shards
+    urllib3
+""")
 """Packages and modules."""
 LIMIT_S = 30
 
@@ -69,12 +71,14 @@ def test_a_single_broker_imports_nothing_of_clusters_and_for_its_first_records_n
     watched: WatchedBroker,
 ) -> None:
     at_start = watched.modules()
-    parts_of = {name: [one for one in at_start if f"{one}.".startswith(f"{name}.")]
-                for name in NOT_IMPORTED}  # fmt: skip
+    parts_of = {
+        name: [one for one in at_start if f"{one}.".startswith(f"{name}.")] for name in NOT_IMPORTED
+    }
     assert {name: found for name, found in parts_of.items() if found} == {}
     with KafkaProducer(bootstrap_servers=watched.kafka) as producer:
         producer.send("first", b"record").get(timeout=LIMIT_S)
-    with KafkaConsumer("first", bootstrap_servers=watched.kafka, group_id="g",
-                       auto_offset_reset="earliest") as consumer:  # fmt: skip
+    with KafkaConsumer(
+        "first", bootstrap_servers=watched.kafka, group_id="g", auto_offset_reset="earliest"
+    ) as consumer:
         until(lambda: consumer.poll(1000), "the record", LIMIT_S)
     assert watched.modules() - at_start == set()

@@ -339,8 +339,13 @@ async def test_the_number_of_a_block_is_burnt_if_the_begin_of_its_transaction_is
     engine: EmbeddedEngine, scripted: ScriptedEngine, appender: Appender
 ) -> None:
     log = make_log()
-    batch = batch_of(Record(value=b"lost"), producer_id=PRODUCER, producer_epoch=0,
-                     base_sequence=0, attributes=TRANSACTIONAL)  # fmt: skip
+    batch = batch_of(
+        Record(value=b"lost"),
+        producer_id=PRODUCER,
+        producer_epoch=0,
+        base_sequence=0,
+        attributes=TRANSACTIONAL,
+    )
     told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
     begins = PendingAppend(log, batch.data, header_of(batch.data), told.set_result)
     begins.verified = log.verifying.setdefault(PRODUCER, object())

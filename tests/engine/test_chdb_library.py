@@ -35,6 +35,9 @@ def test_the_library_is_loaded_without_a_temporary_engine(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _OPENED, str(tmp_path / "data"), loaded],
-        cwd=PROJECT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert json.loads(done.stdout) == ["42\n", has_functions, True]

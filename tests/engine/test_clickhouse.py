@@ -579,11 +579,29 @@ def certificate(directory: Path, name: str) -> tuple[Path, ssl.SSLContext]:
     """A certificate that signs itself, and a server that shows it."""
     key, cert = directory / f"{name}.key", directory / f"{name}.pem"
     subprocess.run(
-        ["openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt",
-         "ec_paramgen_curve:prime256v1", "-keyout", key, "-out", cert, "-days", "2",
-         "-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-nodes",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+            "-days",
+            "2",
+            "-subj",
+            f"/CN={name}",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ],
+        check=True,
+        capture_output=True,
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
     return cert, context

@@ -25,6 +25,7 @@ from broker.cluster.config import ClusterConfig, load_cluster
 from broker.cluster.leases import BrokerSession
 from broker.cluster.servers import layout, opened, registry_of
 from broker.log import producer_states, transaction_tables
+from common.text_table import word_set
 from storage import cluster_schema
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_schema import SCHEMA_KEY, Migrated, _Version, migrate_cluster
@@ -403,9 +404,15 @@ def test_the_slots_show_command_prints_ranges_of_slots_with_their_owners(standin
     assert "2      a broker that is gone (session 8) " in printed
     first, *_ = json.loads(standing.run("slots", "show", "--json").output)
     assert first == {
-        "slots": "0-1", "broker": 3, "address": "kafka-3:9092", "session": 7,
-        "session_is_over": False, "epoch": 1, "shards": ["one"], "moving_to": None,
-    }  # fmt: skip
+        "slots": "0-1",
+        "broker": 3,
+        "address": "kafka-3:9092",
+        "session": 7,
+        "session_is_over": False,
+        "epoch": 1,
+        "shards": ["one"],
+        "moving_to": None,
+    }
     asyncio.run(set_slots(standing, standing.config.first_map()))
     rows = [line.split() for line in standing.run("slots", "show").output.splitlines()]
     assert rows == [
@@ -525,13 +532,11 @@ def test_replicated_tables_can_be_created_with_a_real_keeper(tmp_path: Path) -> 
                     engine.sql(statement, {"param_since_ms": "1"}, database=SHARD_DATABASE)
         finally:
             engine.kill()
-    assert {row["name"] for row in rows} == {
-        "messages", "topic_versions", "partition_checkpoints", "leader_epochs", "cluster_state",
-        "consumer_group_versions", "group_member_versions", "group_heartbeats",
-        "consumer_offsets", "partition_minutes", "partition_seconds", "lag_history", "lag_alerts",
-            "compaction_removals", "compaction_applied",
-        "transaction_versions", "transaction_offsets", "aborted_transactions",
-        "open_transaction_versions", "failed_view_versions", "failed_view_offsets",
-        "view_doubts", "table_feed_versions", "table_feed_blocks", "dead_letter_versions",
-        "producer_states",
-    }  # fmt: skip
+    assert {row["name"] for row in rows} == word_set("""
+        messages topic_versions partition_checkpoints leader_epochs cluster_state
+        consumer_group_versions group_member_versions group_heartbeats consumer_offsets
+        partition_minutes partition_seconds lag_history lag_alerts compaction_removals
+        compaction_applied transaction_versions transaction_offsets aborted_transactions
+        open_transaction_versions failed_view_versions failed_view_offsets view_doubts
+        table_feed_versions table_feed_blocks dead_letter_versions producer_states
+    """)

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 from broker.cli.table_replays import progress_statement
+from common.text_table import word_set
 from storage.cluster_sql import (
     SHARD_DATABASE,
     ClusterLayout,
@@ -340,16 +341,13 @@ async def test_every_view_of_a_cluster_gives_the_same_rows_as_in_one_database(
     cluster: EmbeddedEngine,
 ) -> None:
     shown = {name for name, whole in WHOLE_CLUSTER.items() if whole is not Whole.NOTHING}
-    tables = {
-        "partition_checkpoints", "leader_epochs", "consumer_group_versions",
-        "group_member_versions",
-        "group_heartbeats", "consumer_offsets", "partition_minutes", "partition_seconds",
-        "lag_history", "lag_alerts", "compaction_removals", "compaction_applied",
-        "transaction_versions", "transaction_offsets", "aborted_transactions",
-        "open_transaction_versions", "failed_view_versions", "failed_view_offsets",
-        "view_doubts", "table_feed_versions", "table_feed_blocks", "dead_letter_versions",
-        "producer_states",
-    }  # fmt: skip
+    tables = word_set("""
+        partition_checkpoints leader_epochs consumer_group_versions group_member_versions
+        group_heartbeats consumer_offsets partition_minutes partition_seconds lag_history
+        lag_alerts compaction_removals compaction_applied transaction_versions transaction_offsets
+        aborted_transactions open_transaction_versions failed_view_versions failed_view_offsets
+        view_doubts table_feed_versions table_feed_blocks dead_letter_versions producer_states
+    """)
     assert SAME.keys() == shown - tables
     for name, query in SAME.items():
         of_all = await told(cluster, DATABASE, query)
@@ -406,9 +404,7 @@ async def test_clickhouse_runs_each_view_over_distributed_tables(engine: Embedde
         assert len(of_all) == len(once) * TIMES.get(name, 2), name
         if name != "topic_minutes":  # it adds up what is there twice
             assert [row for row, _ in groupby(of_all)] == once, name
-    asked: dict[str, Parameter] = {
-        "f": str(FEED), "asked": 1 << 42, "topics": f'["{ORDERS}"]',
-    }  # fmt: skip
+    asked: dict[str, Parameter] = {"f": str(FEED), "asked": 1 << 42, "topics": f'["{ORDERS}"]'}
     assert await engine.rows(progress_statement(FIRST), asked) == [[1, 1, 0, 0]]
     assert await engine.rows(progress_statement(DISTRIBUTED), asked) == [[2, 2, 0, 0]]
 

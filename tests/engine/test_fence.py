@@ -334,10 +334,12 @@ async def test_a_late_burn_does_not_delete_the_rows_of_an_incomplete_fence(
 
 
 BURNT = [
-    {3}, {5}, {1, 2, 3, 4, 5},
+    {3},
+    {5},
+    {1, 2, 3, 4, 5},
     pytest.param({2, 3}, marks=pytest.mark.test_all),
     pytest.param({2, 3, 4, 5}, marks=pytest.mark.test_all),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "not deleted"])

@@ -482,9 +482,14 @@ STEPS = [
 
 
 ALWAYS = (
-    "append_block:before:20", "begin_round:after:2", "insert_blocks:before:2",
-    "insert_blocks:after:2", "end_round:after:2", "recycle:before:3", "_begin_segment:after:2",
-)  # fmt: skip
+    "append_block:before:20",
+    "begin_round:after:2",
+    "insert_blocks:before:2",
+    "insert_blocks:after:2",
+    "end_round:after:2",
+    "recycle:before:3",
+    "_begin_segment:after:2",
+)
 """`make test` kills at these, in one mode, and `make test-all` at all of them."""
 IN_THE_JOURNAL = [
     pytest.param(

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cache_worker import CacheWorker
-from coordinator.membership import SharedCache
+from coordinator.membership import CacheWorker, SharedCache
 from coordinator.messages import GroupRecord, OffsetCommit
 from coordinator.offsets import CommittedOffsets
 from coordinator.slots import ENDLESS, always

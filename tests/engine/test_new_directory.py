@@ -136,8 +136,11 @@ def test_a_first_start_that_was_killed_is_made_up_for_by_the_next_start(
     serve = broker.command()[broker.command().index("serve") :]
     killed = subprocess.run(
         [sys.executable, "-c", _KILLED_AT, module, function, *serve],
-        cwd=PROJECT, env={**os.environ, **broker.environment()}, check=False, capture_output=True,
-    )  # fmt: skip
+        cwd=PROJECT,
+        env={**os.environ, **broker.environment()},
+        check=False,
+        capture_output=True,
+    )
     assert killed.returncode == -signal.SIGKILL
     assert [path.name for path in (tmp_path / "data").glob("clickhouse*")] == [left]
     try:

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.log import open_reads
 from broker.log import reader as reader_module
 from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
@@ -431,14 +430,14 @@ async def test_open_queries_are_closed_when_no_reader_continues(
     small_segments: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(open_reads, "_KEPT_S", 0.05)
+    monkeypatch.setattr(reader_module, "_KEPT_S", 0.05)
     log = await several_segments(engine, tail_bytes=0)
     await reader.read(log, 0, 1)
     assert scripted.open_reads == 1
     async with asyncio.timeout(LIMIT_S):
         while scripted.open_reads:
             await scripted.next_close()
-    monkeypatch.setattr(open_reads, "_KEPT_S", LIMIT_S)  # a busy machine may be slow to go on
+    monkeypatch.setattr(reader_module, "_KEPT_S", LIMIT_S)  # a busy machine may be slow to go on
     assert len(await read_all(reader, log)) > 10
     assert scripted.reads == 2
 

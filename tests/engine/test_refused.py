@@ -16,8 +16,8 @@ from broker.log.appender import Appender
 from broker.log.partition import PartitionLog
 from broker.log.refused import RefusedBatches
 from broker.log.topic import Topic
+from broker.memory import ResponseMemory
 from broker.node import Broker
-from broker.response_memory import ResponseMemory
 from protocol._produce_request import decode_produce_request
 from protocol._request_head import RequestHeader
 from protocol.errors import (

@@ -96,8 +96,14 @@ def test_a_view_that_is_read_before_it_is_replaced_is_not_skipped() -> None:
         statement = f"CREATE OR REPLACE VIEW ${{{name}}} AS SELECT 1 FROM ${{{read}}};\n"
         return parse(number, name, first + statement)
 
-    files = [view(1, "a", "t"), view(2, "b", "t"), view(3, "c", "a"), view(4, "a", "t"),
-             view(5, "b", "t"), view(6, "b", "a")]  # fmt: skip
+    files = [
+        view(1, "a", "t"),
+        view(2, "b", "t"),
+        view(3, "c", "a"),
+        view(4, "a", "t"),
+        view(5, "b", "t"),
+        view(6, "b", "a"),
+    ]
     assert replaced_unread(files) == {2: 5, 5: 6}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -291,8 +292,8 @@ async def test_aborted_transactions_that_are_not_in_memory_are_read_from_the_tab
     assert anew.transactions.listed_from == listed[0].last_offset
     for first, end in ((0, 10**6), (1000, 1011), (995, 996), (996, 1000), (19_000, 21_000)):
         expected = [one for one in known if one.first_offset < end and one.last_offset >= first]
-        reader = ColdReader(SingleRowSource(engine), 1 << 20)
-        assert await reader.aborted(anew, first, end) == expected
+        stored = partial(ColdReader(SingleRowSource(engine), 1 << 20).stored_aborted, anew)
+        assert await anew.transactions.aborted_in_fetch(first, end, stored) == expected
 
 
 async def shown_as_open(engine: EmbeddedEngine) -> list[list[Any]]:

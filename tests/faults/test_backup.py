@@ -160,8 +160,10 @@ def test_clients_of_a_restored_broker_go_on_where_they_were(
         def batch(sequence: int) -> bytes:
             return batch_of(
                 Record(value=b"%d" % sequence),
-                producer_id=producer_id, producer_epoch=0, base_sequence=sequence,
-            ).data  # fmt: skip
+                producer_id=producer_id,
+                producer_epoch=0,
+                base_sequence=sequence,
+            ).data
 
         def send(to: Wire, sequence: int) -> tuple[int, int]:
             answer = produced(to, target, batch(sequence))
@@ -173,8 +175,9 @@ def test_clients_of_a_restored_broker_go_on_where_they_were(
         started.begin()
         started.send(written, "1")
         started.flush()
-        (before,) = broker.sql("SELECT configs FROM topics WHERE name = {topic:String}",
-                               {"topic": topic})  # fmt: skip
+        (before,) = broker.sql(
+            "SELECT configs FROM topics WHERE name = {topic:String}", {"topic": topic}
+        )
         cluster_id = cluster_id_of(broker)
         assert back_up(broker, tmp_path / "backup", run).startswith(str(tmp_path / "backup"))
         assert send(wire, 3) == (0, 3), "it is not in the backup"
@@ -189,8 +192,9 @@ def test_clients_of_a_restored_broker_go_on_where_they_were(
             assert wire.ask(asked, 4).producer_id > producer_id
         assert client.committed(other.kafka, f"{topic} group", topic) == {0: (2, "a note")}
         client.commit(other.kafka, f"{topic} group", topic, {0: (4, "")})
-        (after,) = other.sql("SELECT configs FROM topics WHERE name = {topic:String}",
-                             {"topic": topic})  # fmt: skip
+        (after,) = other.sql(
+            "SELECT configs FROM topics WHERE name = {topic:String}", {"topic": topic}
+        )
         assert after == before
         next_one = ConfluentProducer(other.kafka, f"{topic} open")
         next_one.begin()
@@ -364,9 +368,9 @@ def check_views(broker: BrokerProcess) -> None:
     assert broker.sql("SELECT count() AS n FROM shop.lengths") == [{"n": 1002}]
     assert broker.sql("SELECT view FROM failed_views") == [{"view": "numbers"}]
     output(
-        "views", "repair", "shop.numbers", "--query", TOLERANT,
-        "--http", broker.http_url, "--user", USER, "--password", PASSWORD,
-    )  # fmt: skip
+        *("views", "repair", "shop.numbers", "--query", TOLERANT),
+        *("--http", broker.http_url, "--user", USER, "--password", PASSWORD),
+    )
     assert broker.sql("SELECT count() AS n FROM shop.found") == [{"n": 1002}]
 
 

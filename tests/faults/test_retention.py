@@ -115,8 +115,11 @@ def test_offsets_go_on_in_a_partition_that_was_emptied_whatever_ends_the_broker(
     with Wire(broker) as wire:
         assert (offset(wire, target, EARLIEST), offset(wire, target, LATEST)) == (5, 5)
         assert stats(broker, topic) == {
-            "log_start_offset": 5, "end_offset": 5, "records": 0, "bytes": 0
-        }  # fmt: skip
+            "log_start_offset": 5,
+            "end_offset": 5,
+            "records": 0,
+            "bytes": 0,
+        }
         assert write(wire, target, 2, now_ms()) == 5
         assert offset(wire, target, LATEST) == 7
 
@@ -179,8 +182,11 @@ def test_delete_records_answers_with_the_error_of_each_partition(
         out_of_range = (errors.OffsetOutOfRange.code, -1)
         missing = (errors.UnknownTopicOrPartition.code, -1)
         assert deleted(wire, target, 4, (1, 0), (2, 1), (3, 0)) == [
-            (0, 4), (0, 0), out_of_range, missing
-        ]  # fmt: skip
+            (0, 4),
+            (0, 0),
+            out_of_range,
+            missing,
+        ]
         assert deleted(wire, target, 2) == [(0, 4)]  # it starts further on already
         assert deleted(wire, target, 11) == [out_of_range]
         assert deleted(wire, target, -2) == [out_of_range]
@@ -449,13 +455,15 @@ def test_a_compacted_topic_refuses_records_without_a_key(broker: BrokerProcess, 
             assert answer.base_offset == -1
             if version >= 8:
                 assert [
-                    (one.batch_index, one.batch_index_error_message)
-                    for one in answer.record_errors
+                    (one.batch_index, one.batch_index_error_message) for one in answer.record_errors
                 ] == [
-                    (at, "Compacted topic cannot accept message without key in topic partition"
-                         f" {topic}-0")
+                    (
+                        at,
+                        "Compacted topic cannot accept message without key in topic partition"
+                        f" {topic}-0",
+                    )
                     for at in (1, 3)
-                ]  # fmt: skip
+                ]
                 assert "2 records have no key" in answer.error_message
         assert offset(wire, target, LATEST) == 0
         assert write(wire, target, 2, now_ms()) == 0

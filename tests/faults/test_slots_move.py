@@ -65,9 +65,12 @@ class Sender:
         for _ in range(count):
             partition, value = self._count % PARTITIONS, b"%d" % self._count
             self._producer.produce(
-                self._topic, value, partition=partition, timestamp=1_000 + self._count,
+                self._topic,
+                value,
+                partition=partition,
+                timestamp=1_000 + self._count,
                 on_delivery=self._delivered,
-            )  # fmt: skip
+            )
             self._producer.poll(0)
             self.sent[partition].append(value)
             self._count += 1
@@ -138,8 +141,11 @@ def epochs(engine: Engine, topic: str) -> dict[int, set[tuple[int, int]]]:
 def command(cluster: Cluster, *words: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "broker.cli", *words, "--config", str(cluster.commands_path)],
-        cwd=PROJECT, capture_output=True, text=True, timeout=MOVE_LIMIT_S,
-    )  # fmt: skip
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=MOVE_LIMIT_S,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -157,11 +157,19 @@ class BlockBuilder:
         number = self._topics.setdefault(partition_key.topic, len(self._topics))
         self._runs.append(
             Run(
-                base_offset, header.count, header.producer_id, transaction_start, number,
-                partition, leader_epoch, header.base_sequence, header.producer_epoch, attributes,
+                base_offset,
+                header.count,
+                header.producer_id,
+                transaction_start,
+                number,
+                partition,
+                leader_epoch,
+                header.base_sequence,
+                header.producer_epoch,
+                attributes,
                 topic_id,
             )
-        )  # fmt: skip
+        )
 
     def finish(self) -> builtins.bytes:
         keys = [key for key, _ in self._rows]

@@ -64,12 +64,21 @@ class PackedRows:
         sizes = map(len, (runs, topics, self.key, self.value, *headers))
         return b"".join(
             (
-                b"\0", varuint(self.count), bytes((FORMAT,)),
+                b"\0",
+                varuint(self.count),
+                bytes((FORMAT,)),
                 HEAD.pack(self.append_time_ms, native_size, *sizes),
-                runs, topics, self.timestamp, self.key_null, self.key, self.value_null,
-                self.value, ends, *headers,
+                runs,
+                topics,
+                self.timestamp,
+                self.key_null,
+                self.key,
+                self.value_null,
+                self.value,
+                ends,
+                *headers,
             )
-        )  # fmt: skip
+        )
 
 
 def read_packed(block: bytes) -> PackedRows:
@@ -95,9 +104,18 @@ def read_packed(block: bytes) -> PackedRows:
     if any(run.topic >= len(topics) for run in runs):
         raise BadPackedBlock("it names a topic that it has not")
     return PackedRows(
-        count, append_time_ms, runs, topics, timestamp, key_null, key, value_null, value,
-        ends, *headers,
-    )  # fmt: skip
+        count,
+        append_time_ms,
+        runs,
+        topics,
+        timestamp,
+        key_null,
+        key,
+        value_null,
+        value,
+        ends,
+        *headers,
+    )
 
 
 def join_packed(blocks: Sequence[bytes]) -> bytes:

@@ -83,9 +83,16 @@ class History:
         self._put("partition_minutes", [f"'', '{NOBODY}', -1, {last}, 0, 0, 0, -1, {last}, {last}"])
 
     def commits(
-        self, group: str, topic: str, topic_id: UUID, rows: Sequence[tuple[int, int]],
-        partition: int = 0, generation: int = 1, member: str = "m1", deleted: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        group: str,
+        topic: str,
+        topic_id: UUID,
+        rows: Sequence[tuple[int, int]],
+        partition: int = 0,
+        generation: int = 1,
+        member: str = "m1",
+        deleted: bool = False,
+    ) -> None:
         """(time, offset)."""
         texts = []
         for at, offset in rows:
@@ -102,9 +109,15 @@ class History:
         )
 
     def block(
-        self, topic: str, topic_id: UUID, first: int, last: int, at: int, epoch: int = 0,
+        self,
+        topic: str,
+        topic_id: UUID,
+        first: int,
+        last: int,
+        at: int,
+        epoch: int = 0,
         partition: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.engine.sql(
             f"INSERT INTO {self.database}.messages (topic, topic_id, partition, offset, value,"
             " leader_epoch, append_time)"

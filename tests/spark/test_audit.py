@@ -90,9 +90,12 @@ def a_topic_was_deleted(history: History) -> None:
 
 
 HEALTHY: list[Callable[[History], None]] = [
-    two_owners_and_an_empty_partition, the_start_was_cut, a_clock_was_set_back, offsets_were_reset,
+    two_owners_and_an_empty_partition,
+    the_start_was_cut,
+    a_clock_was_set_back,
+    offsets_were_reset,
     a_topic_was_deleted,
-]  # fmt: skip
+]
 
 # --- what is planted
 
@@ -320,9 +323,13 @@ def test_no_anomalies_after_crashes_resets_and_deletions(
             broker.start()
     producer.flush()
     consumer = Consumer(
-        {"bootstrap.servers": broker.kafka, "group.id": ODD, "auto.offset.reset": "earliest",
-         "enable.auto.commit": False}
-    )  # fmt: skip
+        {
+            "bootstrap.servers": broker.kafka,
+            "group.id": ODD,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
     consumer.subscribe(["t"])
     read = 0
     while read < 3000:
@@ -339,6 +346,7 @@ def test_no_anomalies_after_crashes_resets_and_deletions(
         reset.result()
     ended = run_job(audit.command, broker.http, "--json", user=None)
     assert (ended.code, ended.told["summary"]) == (
-        0, "0 anomalies (0 backward, 0 overlap, 0 duplicate, 0 gap); 1 resets of offsets",
-    )  # fmt: skip
+        0,
+        "0 anomalies (0 backward, 0 overlap, 0 duplicate, 0 gap); 1 resets of offsets",
+    )
     assert found(ended.told, "t") == [("reset", "commits", 10, 999)]

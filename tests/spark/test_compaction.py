@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -52,8 +53,10 @@ def compacting(own_broker: OwnBroker, spark: SparkSession) -> BrokerProcess:
 
 
 def options(broker: BrokerProcess, *more: str) -> list[str]:
-    return ["--http", broker.http_url, "--user", "writer", "--password", "secret",
-            "--master", "local[2]", *more]  # fmt: skip
+    return [
+        *shlex.split(f"--http {broker.http_url} --user writer --password secret --master local[2]"),
+        *more,
+    ]
 
 
 def compact(broker: BrokerProcess, *more: str) -> dict[str, Any]:
@@ -69,9 +72,12 @@ def launch(broker: BrokerProcess, *more: str) -> subprocess.Popen[str]:
     """The job as a command, in a process group of its own."""
     return subprocess.Popen(
         [sys.executable, "-m", "broker.cli", "jobs", "run", "compaction", *options(broker, *more)],
-        cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def create(broker: BrokerProcess, topic: str, partitions: int = 1, **config: str | int) -> None:
@@ -116,9 +122,14 @@ def offsets(broker: BrokerProcess, topic: str, partition: int = 0) -> list[int]:
 def read(address: str, topic: str, end: int, **settings: object) -> list[Row]:
     """Partition 0 from the start up to `end`, as a consumer reads it."""
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": address, "group.id": str(uuid.uuid4()), "log_level": 2,
-         "enable.auto.commit": False, **settings}
-    )  # fmt: skip
+        {
+            "bootstrap.servers": address,
+            "group.id": str(uuid.uuid4()),
+            "log_level": 2,
+            "enable.auto.commit": False,
+            **settings,
+        }
+    )
     rows: list[Row] = []
     give_up = time.monotonic() + LIMIT_S
     try:
@@ -167,8 +178,11 @@ def test_the_latest_record_of_each_key_stays(compacting: BrokerProcess, topic: s
     done = compact(broker, "--topic", topic)
     (row,) = done["rows"]
     assert (row["rows before"], row["superseded"], row["tombstones"], row["removed"]) == (
-        2000, len(before.goes), 0, len(before.goes),
-    )  # fmt: skip
+        2000,
+        len(before.goes),
+        0,
+        len(before.goes),
+    )
     size = sum(len(r.key or b"") + len(r.value or b"") for r in written if r.offset in before.goes)
     assert row["bytes"] == size
     left = [one for one in written if one.offset not in before.goes]
@@ -180,8 +194,11 @@ def test_the_latest_record_of_each_key_stays(compacting: BrokerProcess, topic: s
     assert after.goes
     (row,) = compact(broker, "--topic", topic)["rows"]
     assert (row["superseded"], row["tombstones"], row["removed"], row["state"]) == (
-        0, len(after.goes), len(after.goes), "tombstones are due",
-    )  # fmt: skip
+        0,
+        len(after.goes),
+        len(after.goes),
+        "tombstones are due",
+    )
     left = [one for one in left if one.offset not in after.goes]
     assert read(broker.kafka, topic, 2000) == left
 
@@ -347,9 +364,12 @@ async def test_an_idempotent_producer_continues_after_compaction_and_a_kill(
 
         def send(number: int) -> None:
             sending.produce(
-                topic, b"%d" % number, b"key %d" % (number % 5), partition=0,
+                topic,
+                b"%d" % number,
+                b"key %d" % (number % 5),
+                partition=0,
                 on_delivery=lambda _error, message: delivered.append(message.offset()),
-            )  # fmt: skip
+            )
 
         for number in range(100):
             send(number)
@@ -477,15 +497,22 @@ def test_random_histories_are_compacted_as_in_the_model(
     removed = 0
     for turn in range(3):
         report = compact(
-            broker, "--force", "--retry-window-ms", str(RETRY_MS),
-            "--producer-expiration-ms", str(KNOWN_MS),
-        )  # fmt: skip
+            broker,
+            "--force",
+            "--retry-window-ms",
+            str(RETRY_MS),
+            "--producer-expiration-ms",
+            str(KNOWN_MS),
+        )
         now_ms = time.time_ns() // 1_000_000
         for kind, config in KINDS.items():
             rules = Rules(
-                now_ms, config.get("min_compaction_lag_ms", 0), config["delete_retention_ms"],
-                RETRY_MS, KNOWN_MS,
-            )  # fmt: skip
+                now_ms,
+                config.get("min_compaction_lag_ms", 0),
+                config["delete_retention_ms"],
+                RETRY_MS,
+                KNOWN_MS,
+            )
             for number, log in logs[kind].items():
                 start = starts[kind][number]
                 below = [row for row in log.rows if row.offset < start]
@@ -622,12 +649,22 @@ def test_spark_submit_runs_the_compaction_job(compacting: BrokerProcess, topic: 
     produce(compacting.kafka, topic, [(b"k", b"1"), (b"k", b"2")])
     submit = Path(sys.executable).with_name("spark-submit")
     done = subprocess.run(
-        [submit, "--master", "local[2]", PROJECT / "spark_jobs" / "compaction.py",
-         "--http", compacting.http_url, "--user", "writer", "--password", "secret",
-         "--topic", topic],
-        cwd=PROJECT, env={**os.environ, "PYTHONPATH": str(PROJECT)}, capture_output=True,
-        text=True, check=False, timeout=LIMIT_S,
-    )  # fmt: skip
+        [
+            submit,
+            "--master",
+            "local[2]",
+            PROJECT / "spark_jobs" / "compaction.py",
+            *shlex.split(
+                f"--http {compacting.http_url} --user writer --password secret --topic {topic}"
+            ),
+        ],
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
     assert done.returncode == 0, done.stderr
     assert offsets(compacting, topic) == [1]
 

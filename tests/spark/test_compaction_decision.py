@@ -12,8 +12,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_jobs.compaction import PRODUCERS, RECORDS, TARGETS, decide
 from spark_jobs.compaction_batches import RemovalWriter, ranges_of
-from spark_jobs.compaction_decision import PRODUCERS, RECORDS, TARGETS, decide
 from spark_jobs.compaction_targets import CompactionTarget
 from tests.support.compaction_model import History, Row, Rules, decided, random_rows
 
@@ -153,8 +153,11 @@ def test_batches_have_every_row_once_and_a_repeated_task_writes_the_same(
     )
     arrays = [list(column) for column in columns] or [[] for _ in ROWS]
     table = pa.table(arrays, schema=ROWS)
-    told = [row for one in write(iter(table.to_batches(max_chunksize=chunk_rows)))
-            for row in one.to_pylist()]  # fmt: skip
+    told = [
+        row
+        for one in write(iter(table.to_batches(max_chunksize=chunk_rows)))
+        for row in one.to_pylist()
+    ]
     list(write(iter(table.to_batches(max_chunksize=13))))  # again, cut otherwise
 
     found = [
@@ -169,8 +172,11 @@ def test_batches_have_every_row_once_and_a_repeated_task_writes_the_same(
     assert sum(one["tombstones"] for one in told) == sum(offset % 3 != 0 for _, offset in goes)
     assert sum(one["bytes"] for one in told) == 3 * len(goes)
     for number in range(3):
-        first = [one["first_blocked"] for one in told
-                 if one["target"] == number and one["first_blocked"] is not None]  # fmt: skip
+        first = [
+            one["first_blocked"]
+            for one in told
+            if one["target"] == number and one["first_blocked"] is not None
+        ]
         blocked = [offset for target, offset, blocked in ordered if blocked and target == number]
         assert min(first, default=None) == min(blocked, default=None)
 

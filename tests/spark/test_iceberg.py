@@ -312,8 +312,11 @@ def test_insert_update_and_delete_by_an_operation_field(make: Make) -> None:
     put(sink, '{"op": "what", "id": 3}')
     sink.run_until(lambda: sink.source_offsets() == {0: 11}, "all are read")
     wanted = [
-        {"id": 0, "v": "new"}, {"id": 1, "v": "changed"}, {"id": 3, "v": "new"}, {"id": 5, "v": "b"}
-    ]  # fmt: skip
+        {"id": 0, "v": "new"},
+        {"id": 1, "v": "changed"},
+        {"id": 3, "v": "new"},
+        {"id": 5, "v": "b"},
+    ]
     sink.run_until(lambda: changed_rows(sink) == wanted, "changes")
     assert [row["error"] for row in dead_letters(sink)] == ["op: what is no operation"]
 
@@ -433,8 +436,10 @@ def test_schema_evolution_adds_columns_and_widens(make: Make) -> None:
     put(sink, *as_json(2, more={"a": 1}), *as_json(2**40))
     sink.run_until_rows(3)
     assert sorted(sink.rows(), key=lambda row: row["id"]) == [
-        {"id": 1, "more": None}, {"id": 2, "more": {"a": 1}}, {"id": 2**40, "more": None}
-    ]  # fmt: skip
+        {"id": 1, "more": None},
+        {"id": 2, "more": {"a": 1}},
+        {"id": 2**40, "more": None},
+    ]
 
 
 @pytest.mark.test_all

@@ -224,10 +224,16 @@ def test_rows_are_partitioned_by_nulls_and_strange_values(make: Make) -> None:
     sink.catalog.create_namespace_if_not_exists("db")
     sink.catalog.create_table("db.t", schema, partition_spec=PartitionSpec(*fields))
     values: list[dict[str, Any]] = [
-        {}, {"s": None, "t": None}, {"s": "../../x/y=z", "t": "2020-01-01T00:00:00Z", "b": "x"},
-        {"s": ""}, {"s": "é%"}, {"t": 0, "d": 1.5}, {"n": "-3.14", "d": float("inf")},
-        {"s": "x" * 400}, {"d": float("nan")},
-    ]  # fmt: skip
+        {},
+        {"s": None, "t": None},
+        {"s": "../../x/y=z", "t": "2020-01-01T00:00:00Z", "b": "x"},
+        {"s": ""},
+        {"s": "é%"},
+        {"t": 0, "d": 1.5},
+        {"n": "-3.14", "d": float("inf")},
+        {"s": "x" * 400},
+        {"d": float("nan")},
+    ]
     put(sink, *(json.dumps({"id": number, **one}) for number, one in enumerate(values)))
     assert until_ids(sink, *range(8)) == []
     assert errors(sink) == ["d: nan does not fit double"]
@@ -504,8 +510,9 @@ def test_columns_renamed_or_added_by_others_are_filled(make: Make) -> None:
     put(sink, *as_json(2, b="y"), *as_json(3, b="z", r=1))
     assert until_ids(sink, 1, 3) == []
     assert sorted((row["id"], row["b"], row["r"]) for row in sink.rows()) == [
-        (1, "x", 5), (3, "z", 1)
-    ]  # fmt: skip
+        (1, "x", 5),
+        (3, "z", 1),
+    ]
     assert errors(sink) == ["r: nothing does not fit long"]
 
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import signal
 import sys
 import time
@@ -54,9 +55,13 @@ def seeded() -> random.Random:
 
 
 def check_each_record_once(
-    sink: IcebergSink, directory: Path, chance: random.Random, faults: int,
-    *, with_broker: bool = False,
-) -> None:  # fmt: skip
+    sink: IcebergSink,
+    directory: Path,
+    chance: random.Random,
+    faults: int,
+    *,
+    with_broker: bool = False,
+) -> None:
     numbers = itertools.count()
 
     def record() -> tuple[str, str]:
@@ -124,19 +129,29 @@ def test_each_record_is_in_the_table_once_after_a_hundred_faults(
 )
 @pytest.mark.parametrize("once", [["--once"], pytest.param([], marks=pytest.mark.test_all)])
 def test_a_run_that_could_store_no_dead_letter_ends_at_once_with_one_sentence(
-    sink_broker: BrokerProcess, tmp_path: Path, credentials: list[str], sentence: str,
-    once: list[str], topic: str,
-) -> None:  # fmt: skip
+    sink_broker: BrokerProcess,
+    tmp_path: Path,
+    credentials: list[str],
+    sentence: str,
+    once: list[str],
+    topic: str,
+) -> None:
     """Although there is none: it would be found out when the first one comes."""
     create_topic(sink_broker.kafka, topic, 1)
     ended = CliRunner().invoke(
         job.command,
         [
-            "--bootstrap", sink_broker.kafka, "--http", sink_broker.http_url, *credentials,
-            "--topic", topic, "--catalog", f"{tmp_path}/warehouse", "--table", "db.events",
-            "--create", *once,
+            "--bootstrap",
+            sink_broker.kafka,
+            "--http",
+            sink_broker.http_url,
+            *credentials,
+            *shlex.split(
+                f"--topic {topic} --catalog {tmp_path}/warehouse --table db.events --create"
+            ),
+            *once,
         ],
-    )  # fmt: skip
+    )
     assert ended.exit_code == 1
     assert sentence in ended.stderr
     assert ended.stderr.count("Error: ") == 1
@@ -169,13 +184,21 @@ class IcebergJob(FeedJob):
     def __init__(self, broker: BrokerProcess, directory: Path, *arguments: str) -> None:
         super().__init__(broker)
         self._command = [
-            sys.executable, "-m", "broker.cli", "jobs", "run", "iceberg", *arguments,
-            "--bootstrap", broker.kafka, "--http", broker.http_url, "--master", "local[2]",
-            "--topic", "events", "--catalog", str(directory), "--table", "db.events", "--create",
-            "--user", USER, "--password", PASSWORD, "--interval-ms", "500",
-            "--session-timeout-ms", "2000", "--transaction-timeout-ms", "10000",
-            "--kafka", "heartbeat.interval.ms=300",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "broker.cli",
+            "jobs",
+            "run",
+            "iceberg",
+            *arguments,
+            *shlex.split(
+                f"--bootstrap {broker.kafka} --http {broker.http_url} --master local[2]"
+                f" --topic events --catalog {directory} --table db.events --create"
+                " --interval-ms 500 --session-timeout-ms 2000 --transaction-timeout-ms 10000"
+                " --kafka heartbeat.interval.ms=300"
+            ),
+            *("--user", USER, "--password", PASSWORD),
+        ]
 
     def python_workers(self) -> list[int]:
         """Processes of Spark's workers, and the one that forks them."""

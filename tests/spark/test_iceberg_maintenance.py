@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -485,9 +486,11 @@ def test_the_command_rewrites_files_expires_snapshots_and_deletes_orphans(
     set_age(keyed.stored_files(), 100)
     before = keyed.stored_files()
     arguments = (
-        "jobs", "run", "iceberg-maintenance", "--catalog", str(keyed.directory), "--table", NAME,
-        "--retain", "0", "--orphans-older-than", "2h", "--json",
-    )  # fmt: skip
+        *shlex.split(
+            f"jobs run iceberg-maintenance --catalog {keyed.directory} --table {NAME}"
+            " --retain 0 --orphans-older-than 2h --json"
+        ),
+    )
     preview = command_line.run(*arguments, "--dry-run")
     assert preview.returncode == 0, preview.stderr
     assert keyed.stored_files() == before

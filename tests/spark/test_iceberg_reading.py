@@ -42,11 +42,20 @@ from tests.support.iceberg_readers import Rows, clickhouse_rows, spark_rows
 TARGET = 128 << 20
 UUID_TEXT = "01234567-89ab-cdef-0123-456789abcdef"
 SIMPLE = {
-    "id": LongType(), "bool": BooleanType(), "int": IntegerType(), "float": FloatType(),
-    "double": DoubleType(), "decimal": DecimalType(20, 4), "string": StringType(),
-    "binary": BinaryType(), "fixed": FixedType(4), "uuid": UUIDType(), "date": DateType(),
-    "timestamp": TimestampType(), "timestamptz": TimestamptzType(),
-}  # fmt: skip
+    "id": LongType(),
+    "bool": BooleanType(),
+    "int": IntegerType(),
+    "float": FloatType(),
+    "double": DoubleType(),
+    "decimal": DecimalType(20, 4),
+    "string": StringType(),
+    "binary": BinaryType(),
+    "fixed": FixedType(4),
+    "uuid": UUIDType(),
+    "date": DateType(),
+    "timestamp": TimestampType(),
+    "timestamptz": TimestamptzType(),
+}
 NESTED = {
     "list": ListType(100, LongType(), element_required=False),
     "map": MapType(110, StringType(), 111, LongType(), value_required=False),
@@ -56,20 +65,41 @@ NESTED = {
 }
 ALL_TYPES = {**SIMPLE, **NESTED}
 FULL_ROW = {
-    "id": 1, "bool": True, "int": -7, "float": 0.5, "double": 1e300, "decimal": "12345.6789",
-    "string": "Grüße ☃", "binary": "\udcff\0b", "fixed": "abcd", "uuid": UUID_TEXT,
-    "date": "2026-11-25", "timestamp": "2026-11-25T04:05:06.789012",
-    "timestamptz": "2026-11-25T04:05:06+01:00", "list": [1, None, 3], "map": {"x": 1, "y": None},
+    "id": 1,
+    "bool": True,
+    "int": -7,
+    "float": 0.5,
+    "double": 1e300,
+    "decimal": "12345.6789",
+    "string": "Grüße ☃",
+    "binary": "\udcff\0b",
+    "fixed": "abcd",
+    "uuid": UUID_TEXT,
+    "date": "2026-11-25",
+    "timestamp": "2026-11-25T04:05:06.789012",
+    "timestamptz": "2026-11-25T04:05:06+01:00",
+    "list": [1, None, 3],
+    "map": {"x": 1, "y": None},
     "struct": {"a": 5, "b": ["p", None]},
-}  # fmt: skip
+}
 FULL = {
-    "id": 1, "bool": True, "int": -7, "float": 0.5, "double": 1e300,
-    "decimal": Decimal("12345.6789"), "string": "Grüße ☃", "binary": b"\xff\0b", "fixed": b"abcd",
-    "uuid": uuid.UUID(UUID_TEXT), "date": date(2026, 11, 25),
+    "id": 1,
+    "bool": True,
+    "int": -7,
+    "float": 0.5,
+    "double": 1e300,
+    "decimal": Decimal("12345.6789"),
+    "string": "Grüße ☃",
+    "binary": b"\xff\0b",
+    "fixed": b"abcd",
+    "uuid": uuid.UUID(UUID_TEXT),
+    "date": date(2026, 11, 25),
     "timestamp": datetime(2026, 11, 25, 4, 5, 6, 789012),
-    "timestamptz": datetime(2026, 11, 25, 3, 5, 6, tzinfo=UTC), "list": [1, None, 3],
-    "map": {"x": 1, "y": None}, "struct": {"a": 5, "b": ["p", None]},
-}  # fmt: skip
+    "timestamptz": datetime(2026, 11, 25, 3, 5, 6, tzinfo=UTC),
+    "list": [1, None, 3],
+    "map": {"x": 1, "y": None},
+    "struct": {"a": 5, "b": ["p", None]},
+}
 
 
 @pytest.fixture

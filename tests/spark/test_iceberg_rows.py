@@ -151,11 +151,16 @@ def test_columns_are_inferred_from_all_rows() -> None:
     ]
     found = {field.name: field.type for field in inferred(rows)}
     assert found == {
-        "i": pa.int64(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_(),
+        "i": pa.int64(),
+        "f": pa.float64(),
+        "s": pa.string(),
+        "b": pa.bool_(),
         "o": pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))]),
         "l": pa.list_(pa.struct([("x", pa.int64()), ("y", pa.float64())])),
-        "e": pa.string(), "m": pa.string(), "big": pa.string(),
-    }  # fmt: skip
+        "e": pa.string(),
+        "m": pa.string(),
+        "big": pa.string(),
+    }
     assert inferred(rows, {"i"}).names == ["i"]
 
 

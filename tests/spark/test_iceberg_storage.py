@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -41,9 +42,15 @@ def run(broker: BrokerProcess, topic: str, options: Mapping[str, str], *more: st
         word for pair in options.items() for word in ("--catalog-option", "{}={}".format(*pair))
     ]
     return run_job(
-        command, broker.http_url, "--bootstrap", broker.kafka, "--topic", topic, "--name", topic,
-        "--catalog", "lake", *given, "--table", "db.t", "--create", *more,
-    )  # fmt: skip
+        command,
+        broker.http_url,
+        *shlex.split(f"--bootstrap {broker.kafka} --topic {topic} --name {topic} --catalog lake"),
+        *given,
+        "--table",
+        "db.t",
+        "--create",
+        *more,
+    )
 
 
 def put(broker: BrokerProcess, topic: str, partitions: int) -> None:
@@ -69,9 +76,11 @@ def test_rows_are_written_to_a_sql_catalog_with_files_in_an_s3_compatible_store(
     sink_broker: BrokerProcess, spark: SparkSession, topic: str, tmp_path: Path, s3: S3Server
 ) -> None:
     options = {
-        "type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db",
-        "warehouse": f"s3://{BUCKET}/warehouse", **s3.file_options,
-    }  # fmt: skip
+        "type": "sql",
+        "uri": f"sqlite:///{tmp_path}/catalog.db",
+        "warehouse": f"s3://{BUCKET}/warehouse",
+        **s3.file_options,
+    }
     check_rows(sink_broker, topic, options)
     paths = load_catalog("lake", **options).load_table("db.t").inspect.files()["file_path"]
     assert all(path.startswith(f"s3://{BUCKET}/") for path in paths.to_pylist())

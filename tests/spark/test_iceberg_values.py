@@ -99,13 +99,15 @@ PLACES: Mapping[str, Place] = {
     "struct": Place(_struct, {"n": 1, "x": NEST}, lambda found: found["x"]),
     "list_of_structs": Place(
         lambda kind: ListType(40, _struct(kind), element_required=True),
-        [{"n": 1, "x": NEST}], lambda found: found[0]["x"],
+        [{"n": 1, "x": NEST}],
+        lambda found: found[0]["x"],
     ),
     "map_of_lists": Place(
         lambda kind: MapType(50, StringType(), 51, _list(kind), value_required=True),
-        {"k": [NEST]}, lambda found: dict(found)["k"][0],
+        {"k": [NEST]},
+        lambda found: dict(found)["k"][0],
     ),
-}  # fmt: skip
+}
 
 
 def fitter(kind: IcebergType) -> RowFitter:
@@ -202,9 +204,21 @@ def test_numbers_of_json_keep_all_digits_or_are_refused(
 
 
 AS_WRITTEN = [
-    "5", "1.50", "1e3", "-0.0", "1E+2", "0.00001", "12345678901234567890.12345", "1e400", "1e-400",
-    "18446744073709551616", "-9223372036854775809", "9007199254740993", "9" * 5000, "true",
-]  # fmt: skip
+    "5",
+    "1.50",
+    "1e3",
+    "-0.0",
+    "1E+2",
+    "0.00001",
+    "12345678901234567890.12345",
+    "1e400",
+    "1e-400",
+    "18446744073709551616",
+    "-9223372036854775809",
+    "9007199254740993",
+    "9" * 5000,
+    "true",
+]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -235,20 +249,39 @@ UUID_TEXT = "c98f0a1e-9d0c-4f3e-8b5a-000000000001"
 def _moments() -> Iterator[tuple[Any, datetime | None]]:
     """`expected`: in UTC."""
     one = datetime(2026, 11, 24, 10, 0, 0, 123456, UTC)
-    for text in ("2026-11-24T10:00:00.123456", "2026-11-24 10:00:00.123456000Z",
-                 "2026-11-24T12:00:00.123456+02:00", "20261124T100000.123456Z",
-                 "2026-11-24T10:00:00,123456Z"):  # fmt: skip
+    for text in (
+        "2026-11-24T10:00:00.123456",
+        "2026-11-24 10:00:00.123456000Z",
+        "2026-11-24T12:00:00.123456+02:00",
+        "20261124T100000.123456Z",
+        "2026-11-24T10:00:00,123456Z",
+    ):
         yield text, one
     yield from (("0001-01-01T00:00:00Z", FIRST), ("9999-12-31T23:59:59.999999Z", LAST))
     for text in (
-        "2026-11-24T10:00:00.123456789Z", "2026-11-24T10:00:00.1234567",
+        "2026-11-24T10:00:00.123456789Z",
+        "2026-11-24T10:00:00.1234567",
         "0001-01-01T00:00:00+01:00",
-        "9999-12-31T23:59:59-01:00", "+12345-01-01T00:00:00Z", "0000-01-01T00:00:00Z", "10:00:00",
-        "-0043-03-15T00:00:00Z", "2026-11-24T10:00:00.", "2026-11-24+02:00", "2026-11-24.100000",
-        "2026-11-24T10:00:00.1+02:00:00.5", "\uff12026-11-24", "2026-11-24x10:00", "2026-02-30",
-        "", " 2026-11-24", "2026-11-24T25:00", "2026-11-24T10:00.5", "1e400", "5",
+        "9999-12-31T23:59:59-01:00",
+        "+12345-01-01T00:00:00Z",
+        "0000-01-01T00:00:00Z",
+        "10:00:00",
+        "-0043-03-15T00:00:00Z",
+        "2026-11-24T10:00:00.",
+        "2026-11-24+02:00",
+        "2026-11-24.100000",
+        "2026-11-24T10:00:00.1+02:00:00.5",
+        "\uff12026-11-24",
+        "2026-11-24x10:00",
+        "2026-02-30",
+        "",
+        " 2026-11-24",
+        "2026-11-24T25:00",
+        "2026-11-24T10:00.5",
+        "1e400",
+        "5",
         "1795600800000",
-    ):  # fmt: skip
+    ):
         yield text, DEAD
     ms = (LAST - EPOCH) // timedelta(milliseconds=1)
     yield from ((ms, LAST.replace(microsecond=999000)), (ms + 1, DEAD), (10**30, DEAD))
@@ -270,9 +303,19 @@ def _days() -> Iterator[tuple[Any, date | None]]:
         yield text, date(2026, 11, 24)
     yield from (("0001-01-01", date.min), ("9999-12-31", date.max))
     others: list[Any] = [
-        "+12345-01-01", "0000-01-01", "2026-02-30", "1", "",
-        "2026-11-24T00:00:00Z", "\uff12026-11-24", True, [], {}, b"2026-11-24", float("nan"),
-    ]  # fmt: skip
+        "+12345-01-01",
+        "0000-01-01",
+        "2026-02-30",
+        "1",
+        "",
+        "2026-11-24T00:00:00Z",
+        "\uff12026-11-24",
+        True,
+        [],
+        {},
+        b"2026-11-24",
+        float("nan"),
+    ]
     for other in others:
         yield other, DEAD
 
@@ -281,9 +324,21 @@ def _times() -> Iterator[tuple[Any, time | None]]:
     yield from (("10:00:00", time(10)), ("23:59:59.999999", time.max), ("00:00", time()))
     yield from (("10:00:00.1234560", time(10, 0, 0, 123456)), ("100000", time(10)))
     others: list[Any] = [
-        "10:00:00.1234567", "10:00:00+02:00", "10:00:00Z", "24:00:00", "10:60", "", 7,
-        "-01:00:00", "T10:00", " 10:00", "2026-11-24T10:00", True, b"10:00", [],
-    ]  # fmt: skip
+        "10:00:00.1234567",
+        "10:00:00+02:00",
+        "10:00:00Z",
+        "24:00:00",
+        "10:60",
+        "",
+        7,
+        "-01:00:00",
+        "T10:00",
+        " 10:00",
+        "2026-11-24T10:00",
+        True,
+        b"10:00",
+        [],
+    ]
     for other in others:
         yield other, DEAD
 
@@ -318,37 +373,85 @@ def _decimals() -> Iterator[tuple[Any, Decimal | None]]:
 
 
 OF_PYTHON: Mapping[IcebergType, Callable[[], Iterator[tuple[Any, Any]]]] = {
-    BooleanType(): lambda: iter([(True, True), ("FALSE", False), (1, DEAD), (0.0, DEAD),
-                                 ("yes", DEAD), ("", DEAD), ([], DEAD), (b"true", DEAD)]),
+    BooleanType(): lambda: iter(
+        [
+            (True, True),
+            ("FALSE", False),
+            (1, DEAD),
+            (0.0, DEAD),
+            ("yes", DEAD),
+            ("", DEAD),
+            ([], DEAD),
+            (b"true", DEAD),
+        ]
+    ),
     IntegerType(): lambda: _wholes(-(2**31), 2**31 - 1),
     LongType(): lambda: _wholes(-(2**63), 2**63 - 1),
     FloatType(): _floats,
     DoubleType(): _doubles,
     DecimalType(38, 2): _decimals,
-    StringType(): lambda: iter([
-        ("é\0", "é\0"), (b"\xc3\xa9", "é"), (b"\xff", DEAD), ("a\udcff", DEAD), ("\ud83d", DEAD),
-        (2**70, str(2**70)), (Decimal("0E-10"), "0.0000000000"), (Decimal("1E+3"), "1000"),
-        ({"a": Decimal("1.10"), "b": b"x", 5: [None]}, '{"a":"1.10","b":"x","5":[null]}'),
-        ([b"\xff"], DEAD), (msgpack.Timestamp(1, 1), "1970-01-01T00:00:01.000000001Z"),
-        (10**5000, DEAD), (object(), DEAD),
-    ]),
-    BinaryType(): lambda: iter([(b"\xff\0", b"\xff\0"), ("a\udcff", b"a\xff"), (7, DEAD),
-                                (1.5, DEAD), ("\ud83d", DEAD), ([1], DEAD), (True, DEAD)]),
-    FixedType(2): lambda: iter([(b"ab", b"ab"), ("é", b"\xc3\xa9"), (b"abc", DEAD), ("", DEAD),
-                                (12, DEAD), ("\udc80a", b"\x80a")]),
-    UUIDType(): lambda: iter([
-        (UUID_TEXT, uuid.UUID(UUID_TEXT)), (UUID_TEXT.upper(), uuid.UUID(UUID_TEXT)),
-        (UUID_TEXT.replace("-", ""), uuid.UUID(UUID_TEXT)), (5, DEAD), (1.5, DEAD),
-        (f"{{{UUID_TEXT}}}", DEAD), (f"urn:uuid:{UUID_TEXT}", DEAD), (UUID_TEXT[:-1], DEAD),
-        (f"{UUID_TEXT[:-2]}_1", DEAD), (b"x" * 16, DEAD), ([], DEAD), ({}, DEAD), (True, DEAD),
-    ]),
+    StringType(): lambda: iter(
+        [
+            ("é\0", "é\0"),
+            (b"\xc3\xa9", "é"),
+            (b"\xff", DEAD),
+            ("a\udcff", DEAD),
+            ("\ud83d", DEAD),
+            (2**70, str(2**70)),
+            (Decimal("0E-10"), "0.0000000000"),
+            (Decimal("1E+3"), "1000"),
+            ({"a": Decimal("1.10"), "b": b"x", 5: [None]}, '{"a":"1.10","b":"x","5":[null]}'),
+            ([b"\xff"], DEAD),
+            (msgpack.Timestamp(1, 1), "1970-01-01T00:00:01.000000001Z"),
+            (10**5000, DEAD),
+            (object(), DEAD),
+        ]
+    ),
+    BinaryType(): lambda: iter(
+        [
+            (b"\xff\0", b"\xff\0"),
+            ("a\udcff", b"a\xff"),
+            (7, DEAD),
+            (1.5, DEAD),
+            ("\ud83d", DEAD),
+            ([1], DEAD),
+            (True, DEAD),
+        ]
+    ),
+    FixedType(2): lambda: iter(
+        [
+            (b"ab", b"ab"),
+            ("é", b"\xc3\xa9"),
+            (b"abc", DEAD),
+            ("", DEAD),
+            (12, DEAD),
+            ("\udc80a", b"\x80a"),
+        ]
+    ),
+    UUIDType(): lambda: iter(
+        [
+            (UUID_TEXT, uuid.UUID(UUID_TEXT)),
+            (UUID_TEXT.upper(), uuid.UUID(UUID_TEXT)),
+            (UUID_TEXT.replace("-", ""), uuid.UUID(UUID_TEXT)),
+            (5, DEAD),
+            (1.5, DEAD),
+            (f"{{{UUID_TEXT}}}", DEAD),
+            (f"urn:uuid:{UUID_TEXT}", DEAD),
+            (UUID_TEXT[:-1], DEAD),
+            (f"{UUID_TEXT[:-2]}_1", DEAD),
+            (b"x" * 16, DEAD),
+            ([], DEAD),
+            ({}, DEAD),
+            (True, DEAD),
+        ]
+    ),
     TimestampType(): lambda: (
         (sent, found and found.replace(tzinfo=None)) for sent, found in _moments()
     ),
     TimestamptzType(): _moments,
     DateType(): _days,
     TimeType(): _times,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -44,9 +45,12 @@ def clickhouse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreeEngine]
 
 def make_view(sink: IcebergSink, clickhouse: FreeEngine, *more: str) -> Any:
     return command_line.run(
-        "jobs", "run", "iceberg-view", VIEW, "--catalog", str(sink.warehouse), "--table", "db.t",
-        "--http", clickhouse.urls[0], "--log", sink.broker.http_url, *more,
-    )  # fmt: skip
+        *shlex.split(
+            f"jobs run iceberg-view {VIEW} --catalog {sink.warehouse} --table db.t"
+            f" --http {clickhouse.urls[0]} --log {sink.broker.http_url}"
+        ),
+        *more,
+    )
 
 
 def event(number: int, **more: Any) -> str:
@@ -156,9 +160,14 @@ def rows_are_whole_beside_a_commit(
     )
     source = f"icebergLocal('{changing.location}')"
     made = query(
-        "iceberg_view", view=f"{log}_view", table="SOURCE", log=log, topics="'t'",
-        of_log="JSONExtract(row, 'id', 'Nullable(Int64)') AS id", of_table="id",
-    )  # fmt: skip
+        "iceberg_view",
+        view=f"{log}_view",
+        table="SOURCE",
+        log=log,
+        topics="'t'",
+        of_log="JSONExtract(row, 'id', 'Nullable(Int64)') AS id",
+        of_table="id",
+    )
     # Written in the same way twice, ClickHouse 26.9 takes it for the same snapshot in a view.
     other = f"icebergLocal('{changing.location}/')"
     clickhouse.sql(made.replace("SOURCE", slow.format(other), 1).replace("SOURCE", source))
@@ -209,8 +218,12 @@ def test_a_broker_itself_refuses_the_view(
         sink.start()
         sink.run_until_rows(1)
         ended = command_line.run(
-            "jobs", "run", "iceberg-view", VIEW, "--catalog", str(sink.warehouse), "--table",
-            "db.t", "--http", sink_broker.http_url, "--user", USER, "--password", PASSWORD,
-        )  # fmt: skip
+            *shlex.split(
+                f"jobs run iceberg-view {VIEW} --catalog {sink.warehouse} --table db.t"
+                f" --http {sink_broker.http_url} --user {USER}"
+            ),
+            "--password",
+            PASSWORD,
+        )
         assert ended.returncode == 1
         assert "Table function icebergLocal is not available here" in ended.stderr

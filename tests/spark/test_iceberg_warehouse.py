@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,9 +60,13 @@ def test_a_view_of_history_and_log_in_the_brokers_own_sql(
         sink.start()
         sink.run_until_rows(1)
         ended = command_line.run(
-            "jobs", "run", "iceberg-view", VIEW, "--catalog", str(sink.warehouse),
-            "--table", "db.t", "--http", broker.http_url, "--user", USER, "--password", PASSWORD,
-        )  # fmt: skip
+            *shlex.split(
+                f"jobs run iceberg-view {VIEW} --catalog {sink.warehouse} --table db.t"
+                f" --http {broker.http_url} --user {USER}"
+            ),
+            "--password",
+            PASSWORD,
+        )
         assert ended.returncode == 0, ended.stderr
         produce(broker, topic, [json.dumps({"id": 2})], partition=1)
         assert ids(broker) == [1, 2]
@@ -121,9 +126,13 @@ def test_a_broker_without_a_warehouse_reads_no_table(
 def test_a_warehouse_that_cannot_be_read_ends_the_start(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("")
     ended = command_line.in_a_process(
-        "serve", "--data-dir", str(tmp_path / "data"), "--kafka", "127.0.0.1:0",
-        "--http", "127.0.0.1:0", "--iceberg-warehouse", str(tmp_path / place),
-    )  # fmt: skip
+        "serve",
+        "--data-dir",
+        str(tmp_path / "data"),
+        *shlex.split(
+            f"--kafka 127.0.0.1:0 --http 127.0.0.1:0 --iceberg-warehouse {tmp_path / place}"
+        ),
+    )
     assert ended.returncode != 0
     assert f"iceberg_warehouse {tmp_path / place} cannot be read" in ended.stderr
 

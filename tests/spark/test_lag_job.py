@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -81,9 +82,12 @@ def computed(history: History, tmp_path_factory: pytest.TempPathFactory) -> Comp
     remove_rows(history)
     plot = tmp_path_factory.mktemp("plot") / "lag.png"
     ended = run_job(
-        lag.command, history.broker.http, "--alert-records", "2000", "--alert-stalled", "2",
-        "--trend-windows", "3", "--json", "--plot", str(plot),
-    )  # fmt: skip
+        lag.command,
+        history.broker.http,
+        *shlex.split(
+            f"--alert-records 2000 --alert-stalled 2 --trend-windows 3 --json --plot {plot}"
+        ),
+    )
     assert ended.code == 0, ended.stderr
     alerts = history.broker.sql("SELECT * FROM lag_alerts ORDER BY kind")
     return Computed(ended, _rows(history.broker), alerts, plot)
@@ -109,9 +113,11 @@ def test_a_dry_run_writes_nothing_and_reports_what_it_would_write(
 ) -> None:
     plot = tmp_path / "lag.png"
     ended = run_job(
-        lag.command, history.broker.http, "--dry-run", "--alert-records", "0", "--plot", str(plot),
-        "--group", "keeps*", "--topic", "gone", user=None,
-    )  # fmt: skip
+        lag.command,
+        history.broker.http,
+        *shlex.split(f"--dry-run --alert-records 0 --plot {plot} --group keeps* --topic gone"),
+        user=None,
+    )
     assert ended.code == 0, ended.stderr
     assert (
         "would write 5 rows of 5 windows to lag_history, 1 to lag_alerts (1 ended)" in ended.stdout
@@ -142,7 +148,7 @@ def test_every_window_since_the_first_commit_is_computed(
     ends = [start + (n + 1) * MINUTE for n in range(MINUTES)]
     expected = [end - at for end, at in zip(ends, waited, strict=True)]
     assert [row["lag_seconds"] for row in rows] == pytest.approx(expected, abs=0.01)
-    one, = [row for row in computed.ended.told["rows"] if row["group"] == ODD]  # fmt: skip
+    (one,) = [row for row in computed.ended.told["rows"] if row["group"] == ODD]
     assert (one["lag"], one["end"]) == (600 * 12 - 2100, 7200)
     alerts = computed.alerts
     assert [

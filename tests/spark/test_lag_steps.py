@@ -88,8 +88,10 @@ def lags(spark: SparkSession) -> Lags:
     found = measures(
         positions(spark.createDataFrame(committed, COMMITS), W),
         ends(log, spark.createDataFrame(before_, ENDS), W),
-        log, W, trend=3,
-    )  # fmt: skip
+        log,
+        W,
+        trend=3,
+    )
     rows: Lags = {name: [] for name in CASES}
     for row in found.orderBy("w").collect():
         rows[list(CASES)[row["partition"]]].append(row.asDict())
@@ -204,10 +206,12 @@ def news(
         " lag_seconds double, rate_in double, rate_out double, new boolean",
     )
     known = spark.createDataFrame(
-        [(kind, *KEY, _end(began), None if ended is None else _end(ended), 10.0, value, peak)
-         for kind, began, ended, value, peak in stored],
+        [
+            (kind, *KEY, _end(began), None if ended is None else _end(ended), 10.0, value, peak)
+            for kind, began, ended, value, peak in stored
+        ],
         ALERTS,
-    )  # fmt: skip
+    )
     found = alerts(conditions(measured, thresholds), known, windows)
     return [
         (row["kind"], _number(row["began_at"]), _number(row["ended_at"]), row["value"], row["peak"])

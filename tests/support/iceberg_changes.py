@@ -37,9 +37,17 @@ class ChangingTable:
     ) -> None:
         self.directory = directory
         self._settings = SinkTables(
-            {NAME: ""}, "", None, True, False, ("id",) if keyed else (), tuple(partition_by), {},
-            False, OPERATIONS if keyed else None,
-        )  # fmt: skip
+            {NAME: ""},
+            "",
+            None,
+            True,
+            False,
+            ("id",) if keyed else (),
+            tuple(partition_by),
+            {},
+            False,
+            OPERATIONS if keyed else None,
+        )
         self._commits = 0
 
     @property
@@ -107,8 +115,12 @@ def add_position_deletes(changing: ChangingTable, location: str, positions: Sequ
     with table.io.new_output(path).create() as out:
         pq.write_table(rows, out)
     file = DataFile.from_args(
-        content=DataFileContent.POSITION_DELETES, file_path=path, file_format=FileFormat.PARQUET,
-        partition=Record(), record_count=len(positions), spec_id=0,
+        content=DataFileContent.POSITION_DELETES,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=len(positions),
+        spec_id=0,
         file_size_in_bytes=len(table.io.new_input(path)),
-    )  # fmt: skip
+    )
     tables.commit(table, [[tables.file_as_bytes(file, table.metadata)]], {})

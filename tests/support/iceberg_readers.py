@@ -27,9 +27,12 @@ Rows = list[dict[str, Any]]
 def spark_rows(directory: Path, *queries: str) -> list[Rows]:
     """The rows of each query. Tables are called `local.NAMESPACE.TABLE`."""
     command = [
-        *tools.iceberg_rows_command(), LOCAL_CATALOG, f"jdbc:sqlite:{directory}/catalog.db",
-        f"file://{directory}", *queries,
-    ]  # fmt: skip
+        *tools.iceberg_rows_command(),
+        LOCAL_CATALOG,
+        f"jdbc:sqlite:{directory}/catalog.db",
+        f"file://{directory}",
+        *queries,
+    ]
     printed, _ = tools.run(command, limit_s=LIMIT_S)
     return [json.loads(line) for line in printed.splitlines()]
 

@@ -51,19 +51,37 @@ class IcebergSink:
         self.warehouse = directory / name
         self.warehouse.mkdir()
         of_tables = {
-            "names": {"db.t": ""}, "database": "", "route": None, "create": True, "evolve": False,
-            "id_columns": (), "partition_by": (), "properties": {}, "metadata_columns": False,
+            "names": {"db.t": ""},
+            "database": "",
+            "route": None,
+            "create": True,
+            "evolve": False,
+            "id_columns": (),
+            "partition_by": (),
+            "properties": {},
+            "metadata_columns": False,
             "operations": None,
-        }  # fmt: skip
+        }
         sink = SinkTables(**{name: more.pop(name, value) for name, value in of_tables.items()})
         self.settings = replace(
             SinkSettings(
-                name, kafka, described(kafka, [*topics, control]), control, tables.LOCAL_CATALOG,
-                tables.local_catalog(str(self.warehouse)), sink, Format.JSON, "",
-                SqlServers.parse(broker.http_url, USER, PASSWORD), 200, 20_000, 45_000, 10_000,
+                name,
+                kafka,
+                described(kafka, [*topics, control]),
+                control,
+                tables.LOCAL_CATALOG,
+                tables.local_catalog(str(self.warehouse)),
+                sink,
+                Format.JSON,
+                "",
+                SqlServers.parse(broker.http_url, USER, PASSWORD),
+                200,
+                20_000,
+                45_000,
+                10_000,
             ),
             **more,
-        )  # fmt: skip
+        )
         self.partitions = sum(topics.values())
         self.workers: list[SinkWorker] = []
         self._numbers: dict[SinkWorker, int] = {}
@@ -194,8 +212,10 @@ class WorkerProcess:
         self._log = log.open("ab")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.iceberg_sink", str(number)],
-            stdin=subprocess.PIPE, stdout=self._log, stderr=self._log,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
+        )
         assert self._process.stdin is not None
         self._process.stdin.write(pickle.dumps(settings))
         self._process.stdin.close()

@@ -19,10 +19,9 @@ from broker.api import APIS
 from broker.api.context import RequestContext
 from broker.config import Settings
 from broker.connection import Connection, Connections
-from broker.in_flight import InFlight
+from broker.memory import InFlight, ResponseMemory
 from broker.node import Broker
 from broker.request_counts import RequestCounts
-from broker.response_memory import ResponseMemory
 from protocol.versions import ApiKey
 
 MIB = 1 << 20

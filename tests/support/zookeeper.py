@@ -65,12 +65,18 @@ def _zookeeper(directory: Path, port: int) -> Sequence[str]:
         "4lw.commands.whitelist=ruok\n"
     )
     return (
-        java, "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-        "-cp", f"{LOGGING_JAR}:{ZOOKEEPER_JAR}",
+        java,
+        "-Xmx64m",
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-cp",
+        f"{LOGGING_JAR}:{ZOOKEEPER_JAR}",
         "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
-        "-Dzookeeper.forceSync=no", "-Dzookeeper.preAllocSize=1024",
-        "org.apache.zookeeper.server.ZooKeeperServerMain", str(config),
-    )  # fmt: skip
+        "-Dzookeeper.forceSync=no",
+        "-Dzookeeper.preAllocSize=1024",
+        "org.apache.zookeeper.server.ZooKeeperServerMain",
+        str(config),
+    )
 
 
 def _clickhouse_keeper(binary: str, directory: Path, port: int) -> Sequence[str]:

@@ -27,10 +27,10 @@ from broker.config import Settings
 from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
 from broker.leadership import BrokerEndpoint, SingleBroker
+from broker.memory import ResponseMemory
 from broker.node import Broker
 from broker.offsets_topic.offsets_topic import OffsetsTopic
 from broker.request_counts import RequestCounts
-from broker.response_memory import ResponseMemory
 from broker.slots.groups import SlotGroups
 from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog

@@ -43,13 +43,19 @@ TEXTS: list[tuple[dict[str, Any], Any, str]] = [
     (logical("long", "timestamp-millis"), -1, "1969-12-31T23:59:59.999Z"),
     (logical("long", "timestamp-millis"), YEAR_1 * DAY_S * 1000, "0001-01-01T00:00:00.000Z"),
     (logical("long", "timestamp-millis"), YEAR_1 * DAY_S * 1000 - 1, "0000-12-31T23:59:59.999Z"),
-    (logical("long", "timestamp-millis"), YEAR_10000 * DAY_S * 1000 - 1,
-     "9999-12-31T23:59:59.999Z"),
+    (
+        logical("long", "timestamp-millis"),
+        YEAR_10000 * DAY_S * 1000 - 1,
+        "9999-12-31T23:59:59.999Z",
+    ),
     (logical("long", "timestamp-millis"), YEAR_10000 * DAY_S * 1000, "+10000-01-01T00:00:00.000Z"),
     (logical("long", "timestamp-millis"), LONG_MAX, "+292278994-08-17T07:12:55.807Z"),
     (logical("long", "timestamp-micros"), 1, "1970-01-01T00:00:00.000001Z"),
-    (logical("long", "timestamp-micros"), YEAR_10000 * DAY_S * 10**6,
-     "+10000-01-01T00:00:00.000000Z"),
+    (
+        logical("long", "timestamp-micros"),
+        YEAR_10000 * DAY_S * 10**6,
+        "+10000-01-01T00:00:00.000000Z",
+    ),
     (logical("long", "timestamp-micros"), LONG_MAX, "+294247-01-10T04:00:54.775807Z"),
     (logical("long", "timestamp-nanos"), 1, "1970-01-01T00:00:00.000000001Z"),
     (logical("long", "timestamp-nanos"), LONG_MAX, "2262-04-11T23:47:16.854775807Z"),
@@ -69,7 +75,7 @@ TEXTS: list[tuple[dict[str, Any], Any, str]] = [
     (fixed(2, "decimal", precision=4, scale=1), (1234).to_bytes(2, "big"), "123.4"),
     (logical("string", "uuid"), "no uuid", "no uuid"),
     (fixed(16, "uuid"), bytes(range(16)), "00010203-0405-0607-0809-0a0b0c0d0e0f"),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")

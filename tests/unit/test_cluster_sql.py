@@ -57,8 +57,10 @@ def rendered(content: str) -> str:
 def test_every_table_of_rows_is_replicated_under_its_own_path() -> None:
     made = [one.statement for one in shard_migrations(REPLICATED)]
     tables = [one for one in made if one.startswith("CREATE TABLE")]
-    places = [re.findall(r"^ENGINE = Replicated\w*MergeTree\('([^']+)', '{replica}'", one, re.M)
-              for one in tables]  # fmt: skip
+    places = [
+        re.findall(r"^ENGINE = Replicated\w*MergeTree\('([^']+)', '{replica}'", one, re.M)
+        for one in tables
+    ]
     assert [len(place) for place in places] == [1] * len(tables)
     assert len({place for (place,) in places}) == len(tables)
     assert ["/clickhouse/tables/{shard}/brokerhouse/messages"] in places
@@ -160,8 +162,10 @@ def test_every_statement_can_run_on_cluster() -> None:
 
 def test_the_registries_of_two_clusters_have_different_places() -> None:
     other = ClusterLayout("other", replicated=True, distributed=True)
-    both = [set(re.findall(r"KeeperMap\('([^']+)'\)", "".join(statements_of_foundation(layout))))
-            for layout in (REPLICATED, other)]  # fmt: skip
+    both = [
+        set(re.findall(r"KeeperMap\('([^']+)'\)", "".join(statements_of_foundation(layout))))
+        for layout in (REPLICATED, other)
+    ]
     assert both[0] == {
         "/brokerhouse/brokerhouse/registry",
         "/brokerhouse/brokerhouse/topic_registry",

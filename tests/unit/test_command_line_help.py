@@ -38,9 +38,22 @@ FLAG_OF_MEANING = {
     "Password of": "--password",
 }
 """What a help text says, and the flag that all commands with this meaning have."""
-LISTING = ("topics list", "topics describe", "groups list", "groups describe", "slots show",
-           "tables list", "tables describe", "views list", "config", "jobs list", "consume", "tail",
-           "sql", *(f"jobs run {job}" for job in JOBS))  # fmt: skip
+LISTING = (
+    "topics list",
+    "topics describe",
+    "groups list",
+    "groups describe",
+    "slots show",
+    "tables list",
+    "tables describe",
+    "views list",
+    "config",
+    "jobs list",
+    "consume",
+    "tail",
+    "sql",
+    *(f"jobs run {job}" for job in JOBS),
+)
 """Commands whose output a program may want."""
 
 

@@ -11,11 +11,9 @@ import time
 import pytest
 from kafka.protocol.producer import InitProducerIdResponse
 
-from broker import in_flight as in_flight_module
-from broker import slow_clients as slow_clients_module
+from broker import memory, sending
 from broker.config import Settings
-from broker.in_flight import InFlight
-from broker.response_memory import ResponseMemory
+from broker.memory import InFlight, ResponseMemory
 from protocol.errors import KafkaStorageError
 from tests.support.scripted_connection import (
     EMPTY,
@@ -139,7 +137,7 @@ async def test_a_client_that_reads_nothing_is_disconnected_and_logged_in_one_lin
     connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(slow_clients_module, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(sending, "_LOOK_EVERY_S", 0.01)
     broker = FakeBroker(Settings(response_send_timeout_ms=100))
     slow, quick = connect(broker), connect(broker)
     slow.wire.high_water = 10
@@ -162,8 +160,8 @@ async def test_low_memory_disconnects_the_stalled_clients_with_the_most_unsent_b
     connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(slow_clients_module, "_LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(slow_clients_module, "_PATIENCE_WHEN_TIGHT_S", LIMIT_S)
+    monkeypatch.setattr(sending, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(sending, "_PATIENCE_WHEN_TIGHT_S", LIMIT_S)
     broker = FakeBroker(response_memory=ResponseMemory(64 * MIB))
     clients = [connect(broker) for _ in range(12)]
     for number, client in enumerate(clients):
@@ -172,7 +170,7 @@ async def test_low_memory_disconnects_the_stalled_clients_with_the_most_unsent_b
         await client.finish(number, bytes((4 if number >= 2 else 1) * MIB))
     assert broker.response_memory.is_tight
     await asyncio.sleep(0.06)  # nobody of them has taken anything for that long
-    monkeypatch.setattr(slow_clients_module, "_PATIENCE_WHEN_TIGHT_S", 0.05)
+    monkeypatch.setattr(sending, "_PATIENCE_WHEN_TIGHT_S", 0.05)
     async with asyncio.timeout(LIMIT_S):
         while broker.response_memory.is_tight:
             await asyncio.sleep(0.01)
@@ -227,7 +225,7 @@ async def test_half_sent_requests_that_fill_the_budget_do_not_wait_for_each_othe
 async def test_a_client_that_has_its_turn_and_sends_nothing_is_disconnected(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(in_flight_module, "_STALLED_AFTER_S", 0.02)
+    monkeypatch.setattr(memory, "_STALLED_AFTER_S", 0.02)
     broker = FakeBroker(in_flight=InFlight(4 * MIB))
     first, second, third, fourth = clients = [connect(broker) for _ in range(4)]
     for client in clients:

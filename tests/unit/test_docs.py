@@ -10,6 +10,7 @@ import pytest
 
 from broker import config, config_sources
 from broker.cli.main import main
+from common.text_table import word_set
 from storage.topic_configs import TOPIC_CONFIGS
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -89,10 +90,10 @@ def test_a_page_with_commands_activates_the_environment_exactly_once(page: Path)
     assert ".venv/bin/brokerhouse" not in text
 
 
-OTHER_TOOLS = {
-    "--connector", "--connections", "--driver-memory", "--entity-default", "--entity-type",
-    "--formatter", "--profile", "--records", "--rows", "--seconds", "--server", "--soak",
-}  # fmt: skip
+OTHER_TOOLS = word_set("""
+    --connector --connections --driver-memory --entity-default --entity-type --formatter --profile
+    --records --rows --seconds --server --soak
+""")
 """Flags of Kafka's tools, Spark, Docker Compose and the benchmarks."""
 
 

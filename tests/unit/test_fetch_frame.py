@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
 
 from broker.api.fetch import API
-from protocol.fetch_frame import fetch_frame
+from protocol.response_bodies import fetch_frame
 
 Topic: TypeAlias = FetchResponse.FetchableTopicResponse
 Partition: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData

@@ -12,11 +12,13 @@ import sys
 import pytest
 
 from broker.cli.main import COMMANDS
+from common.text_table import word_set
 from tests.support.server_process import PROJECT
 
-ONLY_FOR_WORK = {"aiohttp", "chdb", "clickhouse_connect", "fastavro", "google.protobuf", "kafka",
-                 "msgpack", "pyspark", "rich", "urllib3", "uvloop",
-                 "broker.node", "broker.server", "storage.embedded"}  # fmt: skip
+ONLY_FOR_WORK = word_set("""
+    aiohttp chdb clickhouse_connect fastavro google.protobuf kafka msgpack pyspark rich urllib3
+    uvloop broker.node broker.server storage.embedded
+""")
 """No --help of any command needs them."""
 ONLY_FOR_SETTINGS = {"asyncio", "broker.config", "pydantic"}
 """Commands that read the settings need these, the list of commands does not."""
@@ -34,8 +36,11 @@ def imported(*commands: list[str]) -> set[str]:
     """The modules of a process that has printed the --help of each of these commands."""
     done = subprocess.run(
         [sys.executable, "-c", _RUN, json.dumps(commands)],
-        cwd=PROJECT, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.count("Usage: ") == len(commands)
     return set(json.loads(done.stdout.splitlines()[-1]))
 

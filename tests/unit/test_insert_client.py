@@ -39,14 +39,22 @@ def read(data: bytes, step: int) -> InsertAnswer | None:
         (OK + ID + b"Connection: Close\r\nContent-Length: 1\r\n\r\na", 200, b"a", True),
         (b"HTTP/1.1 500\r\n" + ID + b"Content-Length: 2\r\n\r\nno", 500, b"no", False),
         (OK + ID + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 200, b"", False),
-        (OK + ID + b"Transfer-Encoding: chunked\r\n\r\n3\r\na\r\n\r\n1;x=y\r\nb\r\n0\r\n\r\n",
-         200, b"a\r\nb", False),
+        (
+            OK + ID + b"Transfer-Encoding: chunked\r\n\r\n3\r\na\r\n\r\n1;x=y\r\nb\r\n0\r\n\r\n",
+            200,
+            b"a\r\nb",
+            False,
+        ),
         (b"HTTP/1.1 204 No Content\r\n" + ID + b"\r\n", 204, b"", False),
-        (OK + b"Empty:\r\n" + ID + b"Connection: x, close\r\nContent-Length: 0\r\n\r\n",
-         200, b"", True),
+        (
+            OK + b"Empty:\r\n" + ID + b"Connection: x, close\r\nContent-Length: 0\r\n\r\n",
+            200,
+            b"",
+            True,
+        ),
         (b"HTTP/1.0 200 OK\r\n" + ID + b"Content-Length: 0\r\n\r\n", 200, b"", True),
     ],
-)  # fmt: skip
+)
 def test_an_answer_cut_into_any_pieces_is_read_the_same(
     data: bytes, status: int, body: bytes, is_last: bool, step: int
 ) -> None:

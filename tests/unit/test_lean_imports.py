@@ -1,4 +1,4 @@
-"""broker/lean_imports.py: libraries without what a broker does not use."""
+"""broker/cli/serve.py imports libraries without what a broker does not use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.server_process import PROJECT
 
 def printed(script: str) -> Any:
     """What a new Python process prints, as JSON."""
-    script = f"import json, sys\nfrom broker import lean_imports\n{script}"
+    script = f"import json, sys\nfrom broker.cli import serve\n{script}"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=True
     )
@@ -21,7 +21,7 @@ def printed(script: str) -> Any:
 
 def test_messages_of_kafka_are_imported_without_its_clients() -> None:
     clients = printed("""
-lean_imports.leave_out_kafka_clients()
+serve.leave_out_kafka_clients()
 from kafka.protocol.metadata import MetadataRequest
 clients = ("kafka.admin", "kafka.consumer", "kafka.net", "kafka.producer")
 print(json.dumps([name for name in sys.modules if name in clients]))
@@ -32,7 +32,7 @@ print(json.dumps([name for name in sys.modules if name in clients]))
 def test_a_kafka_that_is_imported_already_stays_whole() -> None:
     is_there = printed("""
 import kafka
-lean_imports.leave_out_kafka_clients()
+serve.leave_out_kafka_clients()
 from kafka import KafkaProducer
 print(json.dumps(sys.modules["kafka"] is kafka))
 """)
@@ -46,7 +46,7 @@ def trusted():
     context = ssl.create_default_context(cafile=None)
     return [len(context.get_ca_certs()) > 0, context.verify_mode == ssl.CERT_REQUIRED]
 before = trusted()
-with lean_imports.no_certificates():
+with serve.no_certificates():
     meanwhile = trusted()
 print(json.dumps([before, meanwhile, trusted()]))
 """)

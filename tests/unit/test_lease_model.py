@@ -206,9 +206,18 @@ class Model:
         rows = (None,) * self.size.sessions
         brokers = (broker,) * self.size.brokers
         return State(
-            0, 0, frozenset(), rows, brokers, (), frozenset(), frozenset(), 0, (0, 0),
+            0,
+            0,
+            frozenset(),
+            rows,
+            brokers,
+            (),
+            frozenset(),
+            frozenset(),
+            0,
+            (0, 0),
             self.size.outages,
-        )  # fmt: skip
+        )
 
     def steps(self, s: State) -> Iterator[tuple[str, State]]:
         """Everything that may happen next. Raises `Harm`."""
@@ -386,11 +395,11 @@ class Model:
             fences = s.fences if number is None else s.fences | {(s.owner, number)}
             fenced = broker._replace(fenced=broker.fenced | {s.owner})
             yield f"{n} fences {s.owner}", _with(s._replace(fences=fences), n, fenced)
-        if 0 in decided.claim and may_write and (
-            s.owner == NOBODY
-            or s.owner in broker.fenced
-            or self.is_off(Rule.FENCE)
-        ):  # fmt: skip
+        if (
+            0 in decided.claim
+            and may_write
+            and (s.owner == NOBODY or s.owner in broker.fenced or self.is_off(Rule.FENCE))
+        ):
             yield from self._sends(s, n, claimed(s.owner, s.epoch, me))
         if n == 0 and (s.outages or not broker.reaches):
             back = s._replace(outages=s.outages - broker.reaches)

@@ -11,12 +11,11 @@ import pytest
 
 from broker.config import Settings
 from broker.connection import Connections
-from broker.in_flight import InFlight
 from broker.leadership import BrokerEndpoint
 from broker.listener import KafkaListener, ListenError
+from broker.memory import InFlight, ResponseMemory
 from broker.node import Broker
 from broker.request_counts import RequestCounts
-from broker.response_memory import ResponseMemory
 from tests.support.server_process import free_port
 
 

@@ -11,7 +11,7 @@ from kafka.protocol.metadata import MetadataResponse
 
 from broker.api import APIS
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from protocol.metadata_body import encoded_topic, metadata_body
+from protocol.response_bodies import encoded_topic, metadata_body
 from protocol.versions import ApiKey
 from tests.support.encoded_responses import response_frame
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer import OffsetCommitResponse
 
 from broker.api import APIS
-from protocol.offset_commit_body import AnsweredTopic, offset_commit_body
+from protocol.response_bodies import AnsweredTopic, offset_commit_body
 from protocol.versions import ApiKey
 from tests.support.encoded_responses import response_frame
 

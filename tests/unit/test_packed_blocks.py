@@ -29,7 +29,7 @@ JOINS: list[Callable[[Sequence[bytes]], bytes]] = [
     _packed_blocks.join_packed,
     partial(written_into, _packed_blocks.join_packed_into),
     packed_blocks.join_packed,
-]  # fmt: skip
+]
 
 
 @pytest.fixture(params=JOINS, ids=["compiled", "into", "reference"])
@@ -44,9 +44,16 @@ def builders(appends: Appends, append_time_ms: int = 7) -> Iterator[Any]:
         builder = module.BlockBuilder(append_time_ms)
         for number, (topic, batch) in enumerate(appends):
             append(
-                module, builder, batch, number * 1000, topic, number % 3,
-                9 if number % 4 == 3 else None, number, transaction_start=number - 1,
-            )  # fmt: skip
+                module,
+                builder,
+                batch,
+                number * 1000,
+                topic,
+                number % 3,
+                9 if number % 4 == 3 else None,
+                number,
+                transaction_start=number - 1,
+            )
         yield builder
 
 
@@ -111,9 +118,11 @@ def test_headers_are_counted_across_blocks_without_headers() -> None:
         Record(headers=((b"h", b"x"), (b"i", None))), Record(), Record(headers=((b"", b""),))
     )
     blocks: list[Appends] = [
-        [("a", batch(b"1"))], [("a", with_headers)], [("a", batch(b"2", None))],
+        [("a", batch(b"1"))],
+        [("a", with_headers)],
+        [("a", batch(b"2", None))],
         [("a", batch(b"3")), ("a", with_headers)],
-    ]  # fmt: skip
+    ]
     for some in (blocks, blocks[1:], blocks[:1], [blocks[0], blocks[2]]):
         expected = merge_blocks([native(one) for one in some])
         assert [join([packed(one) for one in some]) for join in JOINS] == [expected] * 3

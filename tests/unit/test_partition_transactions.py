@@ -64,3 +64,20 @@ def test_only_the_last_aborted_transactions_are_listed() -> None:
     assert len(listed) >= ABORTED_KEPT
     assert listed == [one for one in known if one.last_offset >= transactions.listed_from]
     assert transactions.last_aborted(3) == next(one for one in known[::-1] if one.producer_id == 3)
+
+
+async def test_a_fetch_asks_the_table_only_for_transactions_that_are_no_longer_listed() -> None:
+    transactions = PartitionTransactions()
+    listed, forgotten = AbortedTransaction(1, 80, 90), AbortedTransaction(2, 10, 20)
+    transactions.note_aborted(listed)
+    transactions.listed_from = 50
+    asked = []
+
+    async def stored(first: int, end: int) -> list[AbortedTransaction]:
+        asked.append((first, end))
+        return [listed, forgotten]
+
+    assert await transactions.aborted_in_fetch(50, 100, stored) == [listed]
+    assert asked == []
+    assert await transactions.aborted_in_fetch(49, 100, stored) == [forgotten, listed]
+    assert asked == [(49, 100)]

@@ -89,13 +89,15 @@ SECOND_EPOCH = entry_of(batch(0, 10), batch(10, 10), batch(0, 5, epoch=1))
         pytest.param(SECOND_EPOCH, batch(5, 1, epoch=1), None, id="the new epoch goes on"),
         pytest.param(SECOND_EPOCH, batch(0, 5, epoch=1), 120, id="a retry in the new epoch"),
         pytest.param(
-            SECOND_EPOCH, batch(0, 10, epoch=1), OutOfOrderSequenceNumber,
+            SECOND_EPOCH,
+            batch(0, 10, epoch=1),
+            OutOfOrderSequenceNumber,
             id="sequences of the old epoch are no duplicates in the new one",
         ),
         pytest.param(SECOND_EPOCH, batch(20, 1), InvalidProducerEpoch, id="the old epoch goes on"),
         pytest.param(SECOND_EPOCH, batch(10, 10), InvalidProducerEpoch, id="an old epoch's retry"),
     ],
-)  # fmt: skip
+)
 def test_a_batch_is_new_a_duplicate_or_refused(
     entry: ProducerEntry | None, header: BatchHeader, expected: int | type[KafkaError] | None
 ) -> None:
@@ -199,10 +201,8 @@ class Producers(RuleBasedStateMachine):
         if found is None:
             offset = len(self.log)
             self.entries[producer] = (
-                first_entry(header, offset, 0)
-                if entry is None
-                else entry.after(header, offset, 0)
-            )  # fmt: skip
+                first_entry(header, offset, 0) if entry is None else entry.after(header, offset, 0)
+            )
             self.log += [
                 (producer, header.producer_epoch, (header.base_sequence + n) % 2**31)
                 for n in range(header.count)

@@ -113,9 +113,16 @@ def test_both_modules_decode_batches_into_the_same_block(
         builder = module.BlockBuilder(append_time_ms)
         for batch, (topic, partition, offset, log_time_ms, epoch, start) in batches:
             append(
-                module, builder, batch, offset, topic, partition, log_time_ms, epoch,
+                module,
+                builder,
+                batch,
+                offset,
+                topic,
+                partition,
+                log_time_ms,
+                epoch,
                 transaction_start=start,
-            )  # fmt: skip
+            )
         assert builder.rows == sum(batch.count for batch, _ in batches)
         blocks.append(builder.finish())
         assert builder.bytes == len(blocks[-1])

@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from broker.outgoing import Outgoing
-from broker.response_memory import ResponseCharge, ResponseMemory, cost
-from broker.turns import Turns
+from broker.memory import ResponseCharge, ResponseMemory, cost
+from broker.sending import Outgoing, Turns
 
 MIB = 1 << 20
 BUDGET = 64 * MIB

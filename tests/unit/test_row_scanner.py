@@ -32,9 +32,15 @@ JSON = st.recursive(
 OBJECTS = st.fixed_dictionaries(
     {},
     optional={
-        "id": JSON, "text": JSON, "a": JSON, "items": JSON, "at": JSON, "any": JSON, "other": JSON,
+        "id": JSON,
+        "text": JSON,
+        "a": JSON,
+        "items": JSON,
+        "at": JSON,
+        "any": JSON,
+        "other": JSON,
     },
-)  # fmt: skip
+)
 
 
 def error_of(rows: bytes) -> str | None:

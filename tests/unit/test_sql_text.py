@@ -184,12 +184,16 @@ def test_a_format_may_be_quoted(fmt: bytes) -> None:
         (b"INSERT INTO format FORMAT CSV\n", b"INSERT INTO format", "CSV", b""),
         (b"INSERT INTO format.values FORMAT CSV\n", b"INSERT INTO format.values", "CSV", b""),
         (b"INSERT INTO `FORMAT CSV` FORMAT TSV\n1", b"INSERT INTO `FORMAT CSV`", "TSV", b"1"),
-        (b"INSERT INTO t (values) SETTINGS a='VALUES' FORMAT TSV\n1",
-         b"INSERT INTO t (values) SETTINGS a='VALUES'", "TSV", b"1"),
+        (
+            b"INSERT INTO t (values) SETTINGS a='VALUES' FORMAT TSV\n1",
+            b"INSERT INTO t (values) SETTINGS a='VALUES'",
+            "TSV",
+            b"1",
+        ),
         (b"INSERT INTO {t:Identifier} FORMAT TSV\n1", b"INSERT INTO {t:Identifier}", "TSV", b"1"),
         (b"/* x */ INSERT INTO t -- y\nFORMAT TSV\n1", b"/* x */ INSERT INTO t", "TSV", b"1"),
     ],
-)  # fmt: skip
+)
 def test_an_insert_is_split_into_its_parts(
     sql: bytes, statement: bytes, fmt: str, data: bytes
 ) -> None:

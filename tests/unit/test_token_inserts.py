@@ -46,22 +46,33 @@ def test_the_inserts_of_brokers_are_recognised() -> None:
     ("statement", "expected"),
     [
         ("insert into brokerhouse_shard.messages(topic,offset) FORMAT Native", PLAIN),
-        (f"INSERT INTO messages (topic, offset) SETTINGS insert_deduplication_token = '{TOKEN}'"
-         " FORMAT Native", PLAIN),
-        ("INSERT INTO messages (topic, offset) SETTINGS insert_deduplication_token = '2-1-1'"
-         " FORMAT Native", replace(PLAIN, token="2-1-1")),
-        ("INSERT INTO messages (topic, offset) SETTINGS insert_deduplication_token = '2-1-1',"
-         " input_format_null_as_default = 0 FORMAT Native", replace(OTHER_FORM, token="2-1-1")),
+        (
+            f"INSERT INTO messages (topic, offset) SETTINGS insert_deduplication_token = '{TOKEN}'"
+            " FORMAT Native",
+            PLAIN,
+        ),
+        (
+            "INSERT INTO messages (topic, offset) SETTINGS insert_deduplication_token = '2-1-1'"
+            " FORMAT Native",
+            replace(PLAIN, token="2-1-1"),
+        ),
+        (
+            "INSERT INTO messages (topic, offset) SETTINGS insert_deduplication_token = '2-1-1',"
+            " input_format_null_as_default = 0 FORMAT Native",
+            replace(OTHER_FORM, token="2-1-1"),
+        ),
         ("INSERT INTO messages (topic, offset) FORMAT TSV", OTHER_FORM),
         ("INSERT INTO messages (`topic`, offset) FORMAT Native", OTHER_FORM),
         ("INSERT INTO messages (* EXCEPT(offset)) FORMAT Native", OTHER_FORM),
         ("INSERT INTO messages FORMAT Native", OTHER_FORM),
         ("INSERT INTO other.messages (topic, offset) FORMAT Native", None),
         ("INSERT INTO `messages` (topic, offset) FORMAT Native", None),
-        ("INSERT INTO messages (topic, offset) SETTINGS insert_deduplicate = 0 FORMAT Native",
-         None),
+        (
+            "INSERT INTO messages (topic, offset) SETTINGS insert_deduplicate = 0 FORMAT Native",
+            None,
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_statement_has_the_form_of_the_brokers_or_another(
     statement: str, expected: TokenInsert | None
 ) -> None:

@@ -69,8 +69,10 @@ def test_a_full_token_memory_forgets_the_sender_that_was_silent_longest() -> Non
     for number in range(10, 20, 2):
         memory.add("messages", f"5-1-{number}")
     assert [number for number in range(10, 20) if memory.has("messages", f"5-1-{number}")] == [
-        14, 16, 18
-    ]  # fmt: skip
+        14,
+        16,
+        18,
+    ]
 
 
 def test_numbers_without_a_hole_are_one_range_whatever_their_order() -> None:

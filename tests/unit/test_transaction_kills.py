@@ -65,9 +65,7 @@ TIMEOUT_MS = 60_000
 TRANSACTIONAL = 0x10
 PRODUCE = {1: 11, 2: 12}
 """The version of Produce that a client of this transaction version sends."""
-SENT_AGAIN = (
-    ConcurrentTransactions, CoordinatorNotAvailable, KafkaStorageError, NotEnoughReplicas
-)  # fmt: skip
+SENT_AGAIN = (ConcurrentTransactions, CoordinatorNotAvailable, KafkaStorageError, NotEnoughReplicas)
 """What a client repeats its request for."""
 STEPS_MAX = 2000
 

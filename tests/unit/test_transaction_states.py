@@ -15,9 +15,11 @@ from coordinator.transaction_states import (
     NO_EPOCH,
     NO_PRODUCER_ID,
     PREPARED,
+    TRANSITIONS,
     Member,
     Producer,
     Transaction,
+    TransactionEvent,
     TransactionState,
 )
 from protocol.errors import (
@@ -49,6 +51,21 @@ def ended(transaction: Transaction, *, commit: bool = True, version: int = 2) ->
     return transaction.ended(
         current(transaction), commit=commit, version=version, fresh_id=FRESH, now_ms=30
     )
+
+
+def test_the_table_has_a_cell_for_every_event_and_state() -> None:
+    assert set(TRANSITIONS) == set(TransactionEvent)
+    assert all(set(outcomes) == set(TransactionState) for outcomes in TRANSITIONS.values())
+
+
+def test_a_transaction_that_was_prepared_ends_as_it_was_prepared() -> None:
+    ends = {
+        TransactionState.PREPARE_COMMIT: TransactionState.COMPLETE_COMMIT,
+        TransactionState.PREPARE_ABORT: TransactionState.COMPLETE_ABORT,
+    }
+    for prepared, end in ends.items():
+        following = {outcomes[prepared] for outcomes in TRANSITIONS.values()}
+        assert {one for one in following if isinstance(one, TransactionState)} == {end}
 
 
 def test_a_new_id_begins_with_epoch_0_and_every_instance_has_the_next() -> None:

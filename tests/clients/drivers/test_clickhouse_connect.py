@@ -128,8 +128,15 @@ def test_rows_are_inserted_in_each_shape(writer: Client, table: str) -> None:
     writer.command(f"INSERT INTO {table} (a, b) VALUES", data="(7, 't')")
     writer.command(f"INSERT INTO {table} (a, b) SELECT 8, 's'")
     assert writer.query(f"SELECT a, b FROM {table} ORDER BY a").result_rows == [
-        (1, "x"), (2, None), (3, "z"), (4, "w"), (5, "v"), (6, "u"), (7, "t"), (8, "s")
-    ]  # fmt: skip
+        (1, "x"),
+        (2, None),
+        (3, "z"),
+        (4, "w"),
+        (5, "v"),
+        (6, "u"),
+        (7, "t"),
+        (8, "s"),
+    ]
 
 
 def test_a_refused_insert_is_an_exception(writer: Client, table: str) -> None:

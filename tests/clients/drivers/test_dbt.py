@@ -31,9 +31,13 @@ class Dbt:
         command = [*tools.dbt_command(), "--no-use-colors", *words]
         place = ["--project-dir", str(self.project), "--profiles-dir", str(self.project)]
         ended = subprocess.run(
-            [*command, *place], env=self.environment, capture_output=True, text=True,
-            timeout=LIMIT_S, check=False,
-        )  # fmt: skip
+            [*command, *place],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
         assert (ended.returncode != 0) == failing, ended.stdout + ended.stderr
         return ended.stdout
 

@@ -13,12 +13,18 @@ from tests.support.sql_client import WRITER, ask, read, write
 
 STATEMENTS = (tools.DBT / "statements.sql").read_text().split("\n--------\n")[1:]
 SETTINGS: dict[str, Any] = {
-    "session_id": "dbt", "wait_end_of_query": 1, "date_time_input_format": "best_effort",
-    "cast_string_to_dynamic_use_inference": 1, "mutations_sync": 3, "lightweight_deletes_sync": 3,
-    "alter_sync": 3, "insert_distributed_sync": 1,
-    "cancel_http_readonly_queries_on_client_close": 1, "send_progress_in_http_headers": 1,
+    "session_id": "dbt",
+    "wait_end_of_query": 1,
+    "date_time_input_format": "best_effort",
+    "cast_string_to_dynamic_use_inference": 1,
+    "mutations_sync": 3,
+    "lightweight_deletes_sync": 3,
+    "alter_sync": 3,
+    "insert_distributed_sync": 1,
+    "cancel_http_readonly_queries_on_client_close": 1,
+    "send_progress_in_http_headers": 1,
     "http_headers_progress_interval_ms": 120_000,
-}  # fmt: skip
+}
 BUILT = {
     "SELECT count(), uniqExact(offset) FROM shop.newest": "10\t10\n",
     "SELECT count(), uniqExact(offset) FROM shop.replaced": "10\t10\n",

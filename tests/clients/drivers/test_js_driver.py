@@ -68,10 +68,13 @@ def test_parameters_are_values(js: Js) -> None:
 
 def test_settings_of_the_http_interface_are_accepted(js: Js) -> None:
     settings = {
-        "wait_end_of_query": 1, "send_progress_in_http_headers": 1, "max_result_rows": "1000",
-        "http_headers_progress_interval_ms": "100", "output_format_json_quote_64bit_integers": 1,
+        "wait_end_of_query": 1,
+        "send_progress_in_http_headers": 1,
+        "max_result_rows": "1000",
+        "http_headers_progress_interval_ms": "100",
+        "output_format_json_quote_64bit_integers": 1,
         "http_write_exception_in_output_format": 0,
-    }  # fmt: skip
+    }
     rows = js.ask("query", {}, sql="SELECT toUInt64(7) AS n", clickhouse_settings=settings)
     assert rows == [{"n": "7"}]
 

@@ -104,8 +104,13 @@ def test_a_group_without_members_keeps_its_offsets_and_its_lag(
     about, offsets = output("groups", "describe", stopped_group, *to).split("\n\n")
     assert ["state", "Empty"] in [line.split() for line in about.splitlines()]
     assert offsets.splitlines()[1].split() == [
-        filled, "0", str(COMMITTED), str(RECORDS), str(RECORDS - COMMITTED), "-",
-    ]  # fmt: skip
+        filled,
+        "0",
+        str(COMMITTED),
+        str(RECORDS),
+        str(RECORDS - COMMITTED),
+        "-",
+    ]
 
 
 def test_a_member_with_an_unreadable_assignment_is_described_without_it(

@@ -1,5 +1,6 @@
 """`brokerhouse groups reset-offsets`, beside real consumers of a real broker."""
 
+import shlex
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -97,8 +98,9 @@ def test_an_offset_outside_of_the_log_becomes_the_nearest_inside(
     asked: int,
     taken: int,
 ) -> None:
-    done = run("groups", "reset-offsets", stopped_group, "--all-topics", *arguments,
-               "--execute", *to)  # fmt: skip
+    done = run(
+        "groups", "reset-offsets", stopped_group, "--all-topics", *arguments, "--execute", *to
+    )
     assert done.returncode == 0
     assert done.stderr == (
         f"Warning: {filled}:0 starts at 0 and ends at 10: using {taken} instead of {asked}\n"
@@ -112,23 +114,31 @@ def test_a_reset_touches_only_the_partitions_it_names(
     output("topics", "create", topic, "--partitions", "4", *to)
     other = f"{topic}-other"
     output("topics", "create", other, "--partitions", "2", *to)
-    output("groups", "reset-offsets", group, "--topic", f"{topic}:0,2", "--topic", other,
-           "--to-latest", "--execute", *to)  # fmt: skip
-    assert committed(broker, group) == {
-        (topic, 0): 0, (topic, 2): 0, (other, 0): 0, (other, 1): 0,
-    }  # fmt: skip
-    everywhere = output("groups", "reset-offsets", group, "--all-topics", "--to-current",
-                        "--export", *to)  # fmt: skip
+    output(
+        *shlex.split(
+            f"groups reset-offsets {group} --topic {topic}:0,2 --topic {other}"
+            " --to-latest --execute"
+        ),
+        *to,
+    )
+    assert committed(broker, group) == {(topic, 0): 0, (topic, 2): 0, (other, 0): 0, (other, 1): 0}
+    everywhere = output(
+        *shlex.split(f"groups reset-offsets {group} --all-topics --to-current --export"), *to
+    )
     assert everywhere.splitlines() == [
-        f"{topic},0,0", f"{topic},2,0", f"{other},0,0", f"{other},1,0",
-    ]  # fmt: skip
+        f"{topic},0,0",
+        f"{topic},2,0",
+        f"{other},0,0",
+        f"{other},1,0",
+    ]
 
 
 def test_a_reset_creates_a_group_that_does_not_exist(
     broker: BrokerProcess, group: str, filled: str, to: tuple[str, str]
 ) -> None:
-    output("groups", "reset-offsets", group, "--topic", filled, "--to-offset", "8",
-           "--execute", *to)  # fmt: skip
+    output(
+        *shlex.split(f"groups reset-offsets {group} --topic {filled} --to-offset 8 --execute"), *to
+    )
     assert [group, "Empty", "-", "0", node(broker, group)] in fields("list", *to)
     assert read_next(broker, group, filled) == ["8", "9"]
 
@@ -139,8 +149,14 @@ def test_a_group_with_members_is_not_reset(
     with consuming(broker, stopped_group, filled) as consumer:
         consumer.values_to_the_end()
         for execute in ([], ["--execute"]):
-            refused = complaint(1, "groups", "reset-offsets", stopped_group, "--topic", filled,
-                                "--to-earliest", *execute, *to)  # fmt: skip
+            refused = complaint(
+                1,
+                *shlex.split(
+                    f"groups reset-offsets {stopped_group} --topic {filled} --to-earliest"
+                ),
+                *execute,
+                *to,
+            )
             assert refused == (
                 f"group {stopped_group} is active (Stable, members: 1): "
                 "stop its members before you move its offsets"
@@ -203,8 +219,9 @@ def test_a_file_of_offsets_that_does_not_fit_changes_nothing(
 ) -> None:
     file = tmp_path / "offsets.csv"
     file.write_text(lines.format(topic=filled))
-    refused = complaint(1, "groups", "reset-offsets", stopped_group, "--from-file", str(file),
-                        "--execute", *to)  # fmt: skip
+    refused = complaint(
+        1, *shlex.split(f"groups reset-offsets {stopped_group} --from-file {file} --execute"), *to
+    )
     assert refused == sentence.format(topic=filled, group=stopped_group)
     assert committed(broker, stopped_group) == {(filled, 0): COMMITTED}
 

@@ -38,9 +38,11 @@ def _batch_cases() -> Iterator[tuple[str, bytes | None, int]]:
     yield "a batch and a byte", sound.data + b"\0", corrupt
     yield "a CRC of something else", sound.data[:-1] + b"\x7f", corrupt
     for size in (0, 48, -1, -(2**31), 2**31 - 1):
-        yield f"a length of {size}", sound.data[:8] + struct.pack(">i", size) + sound.data[12:], (
-            corrupt
-        )  # fmt: skip
+        yield (
+            f"a length of {size}",
+            sound.data[:8] + struct.pack(">i", size) + sound.data[12:],
+            (corrupt),
+        )
     for magic in (0, 1):
         yield f"message format {magic}", replace(sound, magic=magic).data, invalid
     for magic in (3, 127, -1):
@@ -57,9 +59,11 @@ def _batch_cases() -> Iterator[tuple[str, bytes | None, int]]:
     yield "a transaction", replace(sound, attributes=0x10, producer_id=1).data, invalid
     yield "a producer without a sequence", replace(sound, producer_id=1).data, invalid
     for codec in (5, 6, 7):
-        yield f"codec {codec}", replace(sound, attributes=codec).data, (
-            errors.UnsupportedCompressionType.code
-        )  # fmt: skip
+        yield (
+            f"codec {codec}",
+            replace(sound, attributes=codec).data,
+            (errors.UnsupportedCompressionType.code),
+        )
     for codec in (1, 2, 3, 4):
         compressed = compress(codec, payload)
         for name, spoilt in (

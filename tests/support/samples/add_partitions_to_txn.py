@@ -25,12 +25,15 @@ def request(target: Target, version: int) -> AddPartitionsToTxnRequest:
     return AddPartitionsToTxnRequest(
         transactions=[
             transaction(
-                transactional_id=NO_TRANSACTIONAL_ID, producer_id=1, producer_epoch=0,
-                verify_only=verify_only, topics=topics,
+                transactional_id=NO_TRANSACTIONAL_ID,
+                producer_id=1,
+                producer_epoch=0,
+                verify_only=verify_only,
+                topics=topics,
             )
             for verify_only in (False, True)
         ]
-    )  # fmt: skip
+    )
 
 
 def check(asked: Asked, answer: Any) -> None:

@@ -1,13 +1,16 @@
-"""The memory of responses, over all connections: one budget, charged before records are read.
+"""The memory of requests and of responses, over all connections: two budgets in bytes.
 
-What a response holds is charged to its connection (`ResponseCharge`) until the last byte has left
-for the socket. A large batch that several responses share is counted once, because it is in memory
-once. How much one response may take is a quarter of what is free, as switches share a buffer
-between ports ("dynamic threshold", Choudhury and Hahne 1998): nobody can take everything, and those
-who come later get less. What does not fit waits in the order of arrival.
+Requests (`InFlight`): past the budget only one connection at a time is still read.
 
-The last quarter of the budget is kept for clients that have read what they were sent, and for small
-responses. So a crowd that never reads does not lock them out.
+Responses (`ResponseMemory`): charged before records are read. What a response holds is charged to
+its connection (`ResponseCharge`) until the last byte has left for the socket. A large batch that
+several responses share is counted once, because it is in memory once. How much one response may
+take is a quarter of what is free, as switches share a buffer between ports ("dynamic threshold",
+Choudhury and Hahne 1998): nobody can take everything, and those who come later get less. What does
+not fit waits in the order of arrival.
+
+The last quarter of that budget is kept for clients that have read what they were sent, and for
+small responses. So a crowd that never reads does not lock them out.
 """
 
 from __future__ import annotations
@@ -15,7 +18,92 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
+
+_SMALL_SHARE_BYTES = 1 << 20
+_STALLED_AFTER_S = 5.0
+
+
+class Throttled(Protocol):
+    """What `InFlight` needs of a connection."""
+
+    last_active: float
+    """When bytes last arrived, by the event loop's clock."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether none of its requests is being answered."""
+
+    def update_reading(self) -> None:
+        """Call `InFlight.holds_back` again."""
+
+    def abort(self, reason: str) -> None:
+        """Close it now."""
+
+
+class InFlight:
+    """Bytes of unanswered requests, over all connections.
+
+    Past the budget only one connection at a time has the turn and is still read. Without that,
+    half-received requests could fill the budget and all wait for each other. A connection that has
+    the turn and sends nothing is closed. The newest one is next, because clients that stalled are
+    among the older ones.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.size = 0
+        self._held_back: dict[Throttled, None] = {}  # a set that keeps its order
+        self._turn: Throttled | None = None
+
+    def change(self, delta: int) -> None:
+        self.size += delta
+        if self._held_back and self.size < self.max_bytes:
+            released, self._held_back = self._held_back, {}
+            for connection in released:
+                connection.update_reading()
+
+    def holds_back(self, connection: Throttled, held: int) -> bool:
+        """Whether a connection that holds `held` bytes must not be read for now.
+
+        A connection that holds little is always read, so that small requests get through while
+        large ones wait.
+        """
+        if self.size < self.max_bytes or held <= _SMALL_SHARE_BYTES:
+            self._held_back.pop(connection, None)
+            if self._turn is connection:
+                self.forget(connection)
+            return False
+        if self._turn is None:
+            self._give_turn(connection)
+        if self._turn is connection:
+            return False
+        self._held_back[connection] = None
+        return True
+
+    def forget(self, connection: Throttled) -> None:
+        """This connection needs no turn, or is closed: the next one gets the turn."""
+        self._held_back.pop(connection, None)
+        if self._turn is connection:
+            self._turn = None
+        while self._held_back and self._turn is None:
+            waiting, _ = self._held_back.popitem()
+            waiting.update_reading()
+
+    def _give_turn(self, connection: Throttled) -> None:
+        self._turn = connection
+        self._held_back.pop(connection, None)
+        loop = asyncio.get_running_loop()
+        loop.call_later(_STALLED_AFTER_S, self._check_turn, connection, loop.time())
+
+    def _check_turn(self, connection: Throttled, since: float) -> None:
+        if self._turn is not connection:
+            return
+        if self._held_back and connection.idle and connection.last_active <= since:
+            connection.abort("its request stopped arriving while other connections wait for memory")
+            return
+        self._give_turn(connection)
+
 
 _PIECE_BYTES = 64
 """For each batch of a response: entries of lists, the head of the object, the buffer's entry."""
@@ -180,8 +268,15 @@ class ResponseCharge:
     """What the responses of one connection hold, until they have been sent."""
 
     __slots__ = (
-        "_batches", "_closed", "_memory", "_own", "_reserved", "_shared", "_taken", "has_to_share",
-    )  # fmt: skip
+        "_batches",
+        "_closed",
+        "_memory",
+        "_own",
+        "_reserved",
+        "_shared",
+        "_taken",
+        "has_to_share",
+    )
 
     def __init__(self, memory: ResponseMemory) -> None:
         self._memory = memory

@@ -16,10 +16,12 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from broker.leadership import Leadership
+from broker.remote_groups import CLIENT, REBALANCE_MS, RemoteGroups
+from broker.slots.groups import SlotGroups
 from common.tasks import Outage, Periodic
 from coordinator.messages import (
     UNKNOWN_MEMBER_ID,
-    Client,
     Committer,
     JoinAnswer,
     JoinedMember,
@@ -43,6 +45,7 @@ from protocol.errors import (
     InvalidSessionTimeout,
     KafkaError,
     NonEmptyGroup,
+    NotCoordinator,
     RebalanceInProgress,
     UnknownMemberId,
 )
@@ -51,10 +54,8 @@ log = logging.getLogger(__name__)
 
 PROTOCOL_TYPE, PROTOCOL = "consumer", "feed"
 """Kafka's tools show only groups of this type; the protocol is shown as assignment strategy."""
-CLIENT = Client("brokerhouse-feed", "127.0.0.1")
 _EVERY_S = 1.0
 _SESSION_MS, _SESSION_MAX_MS = 10_000, 1_800_000
-REBALANCE_MS = 10_000
 
 
 def feeding_instance(node_id: int) -> str:
@@ -87,15 +88,24 @@ class FeedCoordinator(Protocol):
     async def delete_group(self, group_id: str) -> None: ...
 
 
-class FeedGroups(Protocol):
-    """Where the groups of feeds are coordinated."""
+class FeedGroups:
+    """Where the groups of feeds are coordinated: here, or by other brokers."""
 
-    @property
-    def instance_id(self) -> str:
-        """Of this process, in all groups."""
+    def __init__(self, instance_id: str, groups: SlotGroups, leadership: Leadership) -> None:
+        """`instance_id`: of this process, in all groups. `groups`: of the slots that it serves."""
+        self.instance_id = instance_id
+        self._groups = groups
+        self._others = RemoteGroups(leadership)
 
     def coordinator_of(self, group_id: str) -> FeedCoordinator:
         """Raises `KafkaError`."""
+        try:
+            return self._groups.coordinator_of(group_id)
+        except NotCoordinator:
+            return self._others
+
+    def close(self) -> None:
+        self._others.close()
 
 
 class FeedMember:

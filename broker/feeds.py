@@ -6,8 +6,7 @@ ends at the last stable offset. This process is a member of each feed's group, w
 the feed is (feed_groups.py). docs/tables.md is for users, coordinator/feeds/ has the
 protocol.
 
-What differs between a single broker and a cluster is behind `FeedHost`: single_feeds.py,
-cluster/feeds.py.
+feed_host.py says where feeds find what they need.
 """
 
 from __future__ import annotations
@@ -16,80 +15,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import Protocol
 from uuid import uuid4
 
-from broker.feed_groups import FeedGroups, FeedMember, delete_group
-from broker.log.partition_sql import LogName
+from broker.feed_groups import FeedMember, delete_group
+from broker.feed_host import FeedHost, FeedPartition, FeedSessions, source_of
 from common.counted_lines import counted
 from common.tasks import Backoff, Outage, Periodic, cancel
 from coordinator.feeds.blocks import Counted
 from coordinator.feeds.definition import AT_OFFSET, FeedDefinition, FeedStatus
-from coordinator.feeds.feeder import FeedShards, PartitionFeeder
+from coordinator.feeds.feeder import PartitionFeeder
 from coordinator.feeds.progress import FeedProgress, Fenced, first_offset
-from coordinator.feeds.writer import FeedSource
 from coordinator.messages import OffsetCommit
 from storage.engine import EngineError
-from storage.registry import Registry
-from storage.row_lane import RowLane
 
 log = logging.getLogger(__name__)
 
 _LOOK_EVERY_S = 1.0
 _RETRY_FIRST_S, _RETRY_MAX_S = 0.2, 10.0
-
-
-class FeedPartition(LogName, Protocol):
-    """A partition that is fed here: `PartitionLog` is one."""
-
-    @property
-    def log_start_offset(self) -> int: ...
-
-    @property
-    def last_stable_offset(self) -> int: ...
-
-
-def source_of(partition: FeedPartition) -> FeedSource:
-    return FeedSource(partition.topic.name, partition.topic_id, partition.partition)
-
-
-class FeedSessions(Protocol):
-    """What one feed writes with."""
-
-    async def prepare(self) -> None:
-        """Make what the feed needs: at its start and after each failure. Raises `EngineError`."""
-
-    def shards_of(self, partition: FeedPartition) -> FeedShards: ...
-
-    async def close(self) -> None: ...
-
-
-class FeedHost(Protocol):
-    """Where the feeds of this process find what they need."""
-
-    registry: Registry
-
-    @property
-    def groups(self) -> FeedGroups: ...
-
-    async def definitions(self) -> tuple[list[FeedDefinition], list[str]]:
-        """As `read_definitions`."""
-
-    async def pause(self, feed: FeedDefinition) -> None:
-        """Write a version of the definition that says so. Raises `EngineError`."""
-
-    def sessions(self, feed: FeedDefinition) -> FeedSessions: ...
-
-    def partitions(self, topics: Collection[str]) -> Sequence[FeedPartition]:
-        """What of these topics is fed here now. A partition that was away is another object."""
-
-    def rows(self, partition: FeedPartition) -> RowLane:
-        """Where the history of the partition goes. Raises `EngineError`."""
-
-    async def first_since(self, partition: FeedPartition, timestamp_ms: int) -> int | None:
-        """The first offset with this timestamp or a later one. Raises `EngineError`."""
-
-    async def close(self) -> None: ...
 
 
 class _RunningFeed:
@@ -99,7 +41,7 @@ class _RunningFeed:
         self.feed = feed
         self._host = host
         self._feeder = feeder
-        self._sessions = host.sessions(feed)
+        self._sessions = FeedSessions(host, feed)
         self._feeders: dict[FeedPartition, PartitionFeeder] = {}
         self._replayed: set[FeedPartition] = set()
         self._member = FeedMember(host.groups, feed.group_id, self._fed_here, self._positions)
@@ -161,7 +103,7 @@ class _RunningFeed:
         self._failure = ""
 
     def _partitions(self) -> Sequence[FeedPartition]:
-        found = self._host.partitions(self.feed.topics)
+        found = self._host.partitions.of_topics(self.feed.topics)
         for gone in self._feeders.keys() - set(found):
             del self._feeders[gone]
         return sorted(found, key=lambda one: (one.topic.name, one.partition))
@@ -198,7 +140,7 @@ class _RunningFeed:
                 extra=counted(self.feed.name),
             )  # fmt: skip
             if self.feed.stop_on_error:
-                await self._host.pause(self.feed)
+                await self._host.definitions.pause(self.feed)
 
     async def _replay(self, partition: FeedPartition, feeder: PartitionFeeder) -> None:
         counted = await feeder.replay()
@@ -238,7 +180,7 @@ class _RunningFeed:
     def _fed_here(self) -> Mapping[str, list[int]]:
         """For the group. Also what cannot be fed at the moment: nobody else does."""
         found: dict[str, list[int]] = {}
-        for one in self._host.partitions(self.feed.topics):
+        for one in self._host.partitions.of_topics(self.feed.topics):
             found.setdefault(one.topic.name, []).append(one.partition)
         return {topic: sorted(numbers) for topic, numbers in sorted(found.items())}
 
@@ -278,7 +220,7 @@ class TableFeeds(Periodic):
                 if task.done():
                     task.result()  # a bug: it is to be seen
         try:
-            found, wrong = await self._host.definitions()
+            found, wrong = await self._host.definitions.newest()
         except EngineError as error:
             self._outage.failed(error)
             return

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID, uuid4
 from zlib import crc32
@@ -20,23 +21,20 @@ from zlib import crc32
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
 from broker.cluster.config import ClusterConfig
-from broker.cluster.feed_tables import FeedTables
-from broker.cluster.feeds import ShardDefinitions, ShardSessions
+from broker.cluster.feeds import shard_store
 from broker.cluster.leadership import SlotLeadership
 from broker.cluster.registry_view import RegistryView
-from broker.cluster.remote_groups import RemoteGroups
 from broker.cluster.servers import layout, registry_of, single_servers
-from broker.feed_groups import CLIENT
-from broker.feeds import FeedPartition, source_of
+from broker.config import Settings, schema_registry_url
+from broker.feed_groups import FeedGroups
+from broker.feed_host import FeedHost, FeedPartition
+from broker.feeds import TableFeeds
 from broker.leadership import BrokerEndpoint
-from broker.log.row_sources import source_of_offset
+from broker.slots.groups import SlotGroups
 from broker.slots.peers import Peers
 from common.counted_lines import counted
 from common.tasks import Outage, Periodic
-from coordinator.feeds.decoding.client import ValueDecoder
-from coordinator.feeds.definition import FeedDefinition
-from coordinator.feeds.feeder import FeedShard
-from coordinator.feeds.writer import first_since
+from coordinator.slots import ServedSlots
 from protocol.errors import KafkaError
 from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import EngineError
@@ -131,27 +129,16 @@ class _LedPartition:
 _Key = tuple[UUID, int]
 
 
-@dataclass(frozen=True, slots=True)
-class _BesideGroups:
-    """`FeedGroups` of a process that coordinates none."""
-
-    instance_id: str
-    coordinator: RemoteGroups
-
-    def coordinator_of(self, _group_id: str) -> RemoteGroups:
-        return self.coordinator
-
-
-class BesideFeedHost:
-    """`FeedHost` of a process beside the brokers."""
+class Beside:
+    """A process beside the brokers: `FedPartitions` are those that its name gets."""
 
     def __init__(self, config: ClusterConfig, schema_registry: str) -> None:
         """`schema_registry`: its URL, or empty if there is none."""
         timeout_ms = config.request_timeout_ms
         servers = single_servers(config, timeout_ms, 1, SHARD_DATABASE)
         self._registry_servers = single_servers(config, timeout_ms, 1, SHARD_DATABASE)
-        self._shards = {
-            shard.name: Shard(
+        self._shards = [
+            Shard(
                 shard.name,
                 servers[shard.name],
                 replicated=config.replicated,
@@ -159,33 +146,37 @@ class BesideFeedHost:
                 quorum_min=config.quorum_min,
             )
             for shard in config.shards
-        }
-        self.registry: Registry = registry_of(self._registry_servers, "feed_registry")
+        ]
+        self._rows = [RowLane(shard, 0, uuid4()) for shard in self._shards]
+        registry = registry_of(self._registry_servers, "feed_registry")
         state = registry_of(self._registry_servers)
         self._view = RegistryView(state, config.first_map(), _TTL_MS)
         self._slots = config.slots
         self._leadership = SlotLeadership(self._view, _NO_BROKER)
         self._peers = Peers(_NO_BROKER.node_id)
-        self._group_peers = Peers(_NO_BROKER.node_id, CLIENT.client_id)
-        self._definitions = ShardDefinitions(self._shards)
-        self._tables = FeedTables(servers, layout(config))
-        self._decoder = ValueDecoder(schema_registry)
-        self._names = FeederNames(self.registry)
-        self.groups = _BesideGroups(
-            self._names.own, RemoteGroups(self._leadership, self._group_peers)
+        self._names = FeederNames(registry)
+        no_groups = SlotGroups(ServedSlots(config.slots, lambda: False), {})
+        self.host = FeedHost(
+            registry,
+            [
+                shard_store(shard, servers[shard.name], rows, shard.expect_foreign_writes)
+                for shard, rows in zip(self._shards, self._rows, strict=True)
+            ],
+            layout(config),
+            self,
+            FeedGroups(self._names.own, no_groups, self._leadership),
+            schema_registry,
         )
-        self._rows = {name: RowLane(shard, 0, uuid4()) for name, shard in self._shards.items()}
         self._partitions: dict[_Key, _LedPartition] = {}
-        self._wanted: set[str] = set()
         self._asking: dict[BrokerEndpoint, asyncio.Task[None]] = {}
         self._outage = Outage(log, "cannot read the cluster", "the cluster can be read again")
         self._looks = Periodic("look", _LOOK_EVERY_S, self._look, at_once=True)
         self._ends = Periodic("ends", _ENDS_EVERY_S, self._ask_leaders)
 
     async def start(self) -> None:
-        for shard in self._shards.values():
+        for shard in self._shards:
             await shard.start()
-        for lane in self._rows.values():
+        for lane in self._rows:
             lane.start()
         self._looks.start()
         self._ends.start()
@@ -193,44 +184,14 @@ class BesideFeedHost:
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
         tasks = [*self._looks.background, *self._ends.background]
-        for shard in self._shards.values():
+        for shard in self._shards:
             tasks += shard.background
-        for lane in self._rows.values():
+        for lane in self._rows:
             tasks += lane.background
         return tasks
 
-    # FeedHost
-
-    async def definitions(self) -> tuple[list[FeedDefinition], list[str]]:
-        found, wrong = await self._definitions.newest()
-        self._wanted = {topic for feed in found for topic in feed.topics}
-        return found, wrong
-
-    async def pause(self, feed: FeedDefinition) -> None:
-        await self._definitions.pause(feed)
-
-    def sessions(self, feed: FeedDefinition) -> _BesideSessions:
-        return _BesideSessions(feed, self._shards, self._tables, self._decoder)
-
-    def partitions(self, topics: Collection[str]) -> Sequence[_LedPartition]:
-        return [
-            one for one in self._partitions.values() if one.has_end and one.topic.name in topics
-        ]
-
-    def rows(self, partition: FeedPartition) -> RowLane:
-        assert isinstance(partition, _LedPartition)
-        return self._rows[_known(self._shards, partition.slot.writes_to).name]
-
-    async def first_since(self, partition: FeedPartition, timestamp_ms: int) -> int | None:
-        assert isinstance(partition, _LedPartition)
-        source = source_of(partition)
-        found = [
-            await first_since(shard, source, timestamp_ms)
-            for shard in _shards_of(self._shards, partition)
-        ]
-        return min((one for one in found if one is not None), default=None)
-
     async def close(self) -> None:
+        """After the feeds, which close `host`."""
         await self._looks.close()
         await self._ends.close()
         for task in self._asking.values():
@@ -240,15 +201,24 @@ class BesideFeedHost:
         except EngineError as error:
             log.info("others notice in some seconds that this process has ended: %s", error)
         self._peers.close()
-        self._group_peers.close()
-        await self._decoder.close()
-        for lane in self._rows.values():
+        for lane in self._rows:
             await lane.close()
-        for shard in self._shards.values():
+        for shard in self._shards:
             await shard.close()
         for replicas in self._registry_servers.values():
             for server in replicas:
                 await server.close()
+
+    # FedPartitions
+
+    def of_topics(self, topics: Collection[str]) -> Sequence[_LedPartition]:
+        return [
+            one for one in self._partitions.values() if one.has_end and one.topic.name in topics
+        ]
+
+    def slot_of(self, partition: FeedPartition) -> Slot:
+        assert isinstance(partition, _LedPartition)
+        return partition.slot
 
     # What is led by whom
 
@@ -280,12 +250,12 @@ class BesideFeedHost:
     async def _topics(self) -> list[tuple[str, UUID, int]]:
         """Those that have a feed. Every shard has all topics. Raises `EngineError`."""
         failure: EngineError | None = None
-        for shard in self._shards.values():
+        for shard in self._shards:
             try:
                 rows = await shard.rows(
                     "SELECT name, topic_id, partitions FROM topics"
                     " WHERE has({names:Array(String)}, name)",
-                    {"names": sorted(self._wanted)},
+                    {"names": sorted(self.host.definitions.topics)},
                 )
             except EngineError as error:
                 failure = error
@@ -360,62 +330,25 @@ class BesideFeedHost:
         return found
 
 
-def _known(shards: Mapping[str, Shard], name: str) -> Shard:
-    """Raises `EngineError`."""
-    if name not in shards:
-        raise EngineError(f"shard {name} is not in this configuration: add it")
-    return shards[name]
-
-
-def _shards_of(shards: Mapping[str, Shard], partition: _LedPartition) -> list[Shard]:
-    """Each shard that may have rows of it. Raises `EngineError`."""
-    return [_known(shards, name) for name in dict.fromkeys(partition.slot.shards)]
-
-
-class _BesideSessions(ShardSessions):
-    """Shards that others write to: each replica catches up before it is read."""
-
-    def __init__(
-        self,
-        feed: FeedDefinition,
-        shards: Mapping[str, Shard],
-        tables: FeedTables,
-        decoder: ValueDecoder,
-    ) -> None:
-        super().__init__(feed, shards, tables, decoder)
-        self._shards = shards
-
-    def shards_of(self, partition: FeedPartition) -> _ShardsOfLed:
-        assert isinstance(partition, _LedPartition)
-        return _ShardsOfLed(self, self._shards, partition)
-
-
-class _ShardsOfLed:
-    """`FeedShards` of a partition whose leader is another process."""
-
-    def __init__(
-        self, sessions: ShardSessions, shards: Mapping[str, Shard], partition: _LedPartition
-    ) -> None:
-        self._sessions = sessions
-        self._shards = shards
-        self._partition = partition
-
-    async def of_offset(self, offset: int) -> FeedShard:
-        shards = _shards_of(self._shards, self._partition)
-        for shard in shards:
-            shard.expect_foreign_writes()
-        source = await source_of_offset(
-            shards, self._partition, offset, self._partition.last_stable_offset
-        )
-        (found,) = (one for one in shards if one is source.engine)
-        return self._sessions.shard(found.name, source.end)
-
-    def named(self, name: str) -> FeedShard:
-        _known(self._shards, name).expect_foreign_writes()
-        return self._sessions.shard(name)
-
-    def all(self) -> Collection[FeedShard]:
-        shards = _shards_of(self._shards, self._partition)
-        for shard in shards:
-            shard.expect_foreign_writes()
-        return [self._sessions.shard(one.name) for one in shards]
+async def serve(settings: Settings, cluster: ClusterConfig, say: Callable[[str], None]) -> None:
+    """Feeds until a signal. Says `ready` once it feeds."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    beside = Beside(cluster, schema_registry_url(settings))
+    feeds = TableFeeds(beside.host)
+    stopped = loop.create_task(stop.wait())
+    try:
+        await beside.start()
+        feeds.start()
+        say("ready feeds")
+        background = [*beside.background, *feeds.background]
+        await asyncio.wait([stopped, *background], return_when=asyncio.FIRST_COMPLETED)
+        for task in background:
+            if task.done():
+                task.result()
+    finally:
+        stopped.cancel()
+        await feeds.close()
+        await beside.close()

@@ -74,8 +74,8 @@ class FeedState:
     `offsets` is the last block, None before the first. `next_offset` is where the block after it
     begins. `attempt`: how often tokens of this block turned out to be used up without its rows; it
     is part of the token. `counted` is the last completed block, `total` all completed blocks from
-    offset `reference` on. `shard`: where the last block's records are, and its rows; empty where
-    there is only one. `replay`: rows of it may be stored.
+    offset `reference` on. `shard`: where the last block's records are, and its rows; empty in the
+    job `feed`, and in what single brokers stored earlier. `replay`: rows of it may be stored.
     """
 
     epoch: int

@@ -14,7 +14,7 @@ from itertools import chain
 
 from coordinator.feeds.routing import ANY_TABLE, TABLE_NAME, Route, route_from_text
 from sql.queries import query
-from storage.engine import Engine, Parameter, Row
+from storage.engine import Parameter, Row
 
 BLOCK_COLUMN = "_block"
 """A column that `SELECT *` does not show, with the token of each row's block."""
@@ -177,35 +177,13 @@ def split_name(name: str) -> tuple[str, str]:
     return database, table
 
 
-async def read_definitions(engine: Engine) -> tuple[list[FeedDefinition], list[str]]:
-    """All feeds that are not dropped, and what is wrong with those that cannot work.
+def definitions_of(stored: Iterable[Sequence[Row]]) -> tuple[list[FeedDefinition], list[str]]:
+    """The newest version of each feed, of dropped ones, too, and what is wrong with those that
+    cannot work.
 
-    Raises `EngineError`.
+    `stored`: what each engine has (feed_definitions.sql). Anybody who may write can store a
+    definition, and the broker has more rights than they have.
     """
-    return newest_definitions([await stored_definitions(engine)])
-
-
-async def stored_definitions(engine: Engine) -> list[Row]:
-    """What one engine has: the newest version of each feed there, of dropped ones, too.
-
-    Raises `EngineError`.
-    """
-    return await engine.rows(query("feed_definitions"))
-
-
-def newest_definitions(
-    stored: Iterable[Sequence[Row]],
-) -> tuple[list[FeedDefinition], list[str]]:
-    """As `read_definitions`, of what several engines have stored.
-
-    Anybody who may write can store a definition, and the broker has more rights than they have.
-    """
-    feeds, wrong = with_dropped(stored)
-    return [one for one in feeds if one.status is not FeedStatus.DROPPED], wrong
-
-
-def with_dropped(stored: Iterable[Sequence[Row]]) -> tuple[list[FeedDefinition], list[str]]:
-    """As `newest_definitions`, those that are dropped as well."""
     newest: dict[str, Row] = {}
     for row in chain.from_iterable(stored):
         name, _, version, *_ = row

@@ -13,7 +13,6 @@ from coordinator.feeds.writer import MAX_OFFSET, FeedSource, PartitionWriter
 from storage.engine import TokenUsed
 
 BLOCK_MAX_RECORDS = 500_000
-BLOCK_MAX_BYTES = 64 << 20
 EVERYWHERE = Offsets(0, MAX_OFFSET)
 
 
@@ -21,14 +20,12 @@ EVERYWHERE = Offsets(0, MAX_OFFSET)
 class FeedShard:
     """A shard that has records of a partition: a block's rows go where its records are.
 
-    `end`: from this offset on another shard has them; None: nobody else. `max_bytes`: of the values
-    of a block.
+    `end`: from this offset on another shard has them; None: nobody else.
     """
 
     name: str
     writer: PartitionWriter
     end: int | None = None
-    max_bytes: int = BLOCK_MAX_BYTES
 
 
 class FeedShards(Protocol):
@@ -42,22 +39,6 @@ class FeedShards(Protocol):
 
     def all(self) -> Collection[FeedShard]:
         """Each shard that may have records of the partition."""
-
-
-class OneShard:
-    """`FeedShards` where there is one ClickHouse."""
-
-    def __init__(self, writer: PartitionWriter) -> None:
-        self._shard = FeedShard("", writer)
-
-    async def of_offset(self, offset: int) -> FeedShard:
-        return self._shard
-
-    def named(self, name: str) -> FeedShard:
-        return self._shard
-
-    def all(self) -> Collection[FeedShard]:
-        return (self._shard,)
 
 
 class PartitionFeeder:
@@ -95,7 +76,7 @@ class PartitionFeeder:
         shard = await self._shards.of_offset(state.next_offset)
         last = min(end, state.next_offset + BLOCK_MAX_RECORDS, shard.end or end)
         batch = await shard.writer.cut(
-            self._source, Offsets(state.next_offset, last), shard.max_bytes
+            self._source, Offsets(state.next_offset, last), shard.writer.block_max_bytes
         )
         if batch is None:
             return 0

@@ -8,7 +8,7 @@ no table, or none that can be made, are dead letters of the router.
 from __future__ import annotations
 
 import base64
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID, uuid5
 
@@ -17,14 +17,15 @@ from coordinator.feeds.blocks import Counted, Offsets
 from coordinator.feeds.definition import FeedDefinition, FeedOptions, FeedStatus, Format
 from coordinator.feeds.inference import InferredColumn, field_columns, parse_sample
 from coordinator.feeds.routing import TABLE_NAME
+from coordinator.feeds.server_tables import FeedTables
 from coordinator.feeds.statements import DEAD, SOURCE, WITH_VALUE
+from coordinator.feeds.stored_definitions import StoredDefinitions
 from coordinator.feeds.writer import (
     MARKED_AT,
     MAX_OFFSET,
     FeedSource,
     PartitionWriter,
     Session,
-    TableChanges,
 )
 from storage.engine import Parameter
 
@@ -36,18 +37,16 @@ _CAN_BE_NAMED = f"match(named, '^{TABLE_NAME.pattern}$')"
 
 class RouteWriter(PartitionWriter):
     def __init__(
-        self,
-        session: Session,
-        log_is_readable: Callable[[], Awaitable[None]],
-        changes: TableChanges,
+        self, session: Session, tables: FeedTables, definitions: StoredDefinitions
     ) -> None:
-        super().__init__(session, log_is_readable)
-        self._changes = changes
+        super().__init__(session)
+        self._tables = tables
+        self._definitions = definitions
 
     async def write(
         self, feed: FeedDefinition, source: FeedSource, offsets: Offsets, token: str, *, again: bool
     ) -> Counted:
-        await self._log_is_readable()
+        await self._session.readable()
         params = source.range(offsets)
         params |= await self._open_all(feed, SOURCE, params)
         lost = f"FROM ({_named(feed, SOURCE)}) WHERE {_LOST}"
@@ -66,7 +65,7 @@ class RouteWriter(PartitionWriter):
         """There are no rows."""
 
     async def replay(self, feed: FeedDefinition, source: FeedSource) -> Counted:
-        await self._log_is_readable()
+        await self._session.readable()
         params: dict[str, Parameter] = {
             **source.range(Offsets(0, MAX_OFFSET)),
             "feed_id": feed.feed_id,
@@ -90,7 +89,7 @@ class RouteWriter(PartitionWriter):
         self, feed: FeedDefinition, records: str, params: Mapping[str, Parameter]
     ) -> dict[str, Parameter]:
         """Make the feeds that are missing. Returns the parameters of `_LOST` and `_WHY`."""
-        feeds = await self._changes.feeds()
+        feeds = await self._definitions.all_by_name()
         own = {
             one.options.route_value for one in feeds.values() if one.options.router == feed.feed_id
         }
@@ -121,16 +120,14 @@ class RouteWriter(PartitionWriter):
         params: Mapping[str, Parameter],
     ) -> bool:
         """The table, if there is none, and its feed. False if its columns cannot be known."""
-        if await self._changes.has_table(child):
-            await self._changes.prepare_table(child)
-        elif feed.options.like:
-            await self._changes.make_table_like(child, feed.options.like)
-        else:
-            columns = await self._columns(child, records, params)
-            if not columns:
+        if not await self._tables.exists(child):
+            if feed.options.like:
+                await self._tables.make_like(child, feed.options.like)
+            elif columns := await self._columns(child, records, params):
+                await self._tables.make(child, columns)
+            else:
                 return False
-            await self._changes.make_table(child, columns)
-        await self._changes.add_feed(child)
+        await self._definitions.add(child)
         return True
 
     async def _columns(

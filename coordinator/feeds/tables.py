@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from coordinator.feeds.definition import BLOCK_COLUMN, Format
 from coordinator.feeds.inference import InferredColumn
+from storage.cluster_sql import ClusterLayout
 from storage.parameters import quoted
 from storage.schema_files import REPLICATED_WINDOW_S
 
@@ -15,12 +16,6 @@ BLOCK_DEFINITION = (
 )
 WINDOW = 10_000
 """Blocks that a table remembers at least: a feeder that was paused for longer would be a danger."""
-
-MADE = (
-    "SELECT create_table_query FROM system.tables WHERE database = {database:String}"
-    " AND name = {table:String} AND engine LIKE '%MergeTree'"
-)
-"""The statement that makes a table which a feed can fill."""
 
 REPLACES = (
     "SELECT engine LIKE '%ReplacingMergeTree' FROM system.tables"
@@ -33,6 +28,17 @@ about whether it is stored, and rows that are stored twice are one."""
 def local_name(table: str) -> str:
     """Of the part of a table that a shard of a cluster has."""
     return f"{table}_local"
+
+
+ALONE = ClusterLayout("", replicated=False, distributed=False)
+"""The layout of a single broker: one server, which is in no cluster of ClickHouse."""
+
+
+def filled_table(table: str, layout: ClusterLayout) -> str:
+    """The table that a feed fills. A single broker has one shard, whose rows people look for in the
+    table that they have named.
+    """
+    return table if layout is ALONE else local_name(table)
 
 
 def window_settings(*, replicated: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,6 +17,7 @@ from coordinator.feeds.decoding.requests import DecodeRequest, records
 from coordinator.feeds.definition import FeedDefinition
 from coordinator.feeds.inference import InferredColumn, field_columns, parse_sample
 from coordinator.feeds.paths import path_as_text
+from coordinator.feeds.server_tables import FeedTables
 from coordinator.feeds.statements import (
     DEAD,
     MARK_BYTES,
@@ -41,12 +42,18 @@ _ASKED_AT = "fromUnixTimestamp64Milli({asked_ms:Int64}, 'UTC')"
 MARKED_AT = f"greatest(now64(3, 'UTC'), addMilliseconds(time, 1), {_ASKED_AT})"
 """The time of a new version of a dead letter: later than the one before, and than the request for
 the replay, also if the clock was set back or is another server's."""
+_BLOCK_MAX_BYTES, _SENT_BLOCK_MAX_BYTES = 64 << 20, 8 << 20
+"""The values of a block. A server's values come here, and its rows go back: so much is in memory
+twice for each partition that is fed."""
 COLUMNS_MAX = 1000
 """No column is added to a table that has so many: fields may be named by anything."""
 
 
 class Session(Protocol):
     """Statements one after the other, which see the same temporary tables."""
+
+    async def readable(self) -> None:
+        """Returns when acknowledged records are rows. Raises `EngineError`."""
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
         """As `Engine.rows`."""
@@ -66,6 +73,8 @@ class Session(Protocol):
 
     async def settle(self, table: str) -> None:
         """Every row of the table that any replica has accepted is seen from now on."""
+
+    async def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,37 +106,12 @@ async def first_since(engine: Engine, source: FeedSource, timestamp_ms: int) -> 
     return int(rows[0][0]) if rows else None
 
 
-class TableChanges(Protocol):
-    """How tables and feeds are made and changed. Everything raises `EngineError`."""
-
-    async def add_columns(self, feed: FeedDefinition, columns: Sequence[InferredColumn]) -> None:
-        """To the feed's table. Those that are there already are left as they are."""
-
-    async def feeds(self) -> Mapping[str, FeedDefinition]:
-        """All feeds by name, dropped ones, too."""
-
-    async def has_table(self, feed: FeedDefinition) -> bool: ...
-
-    async def make_table(self, feed: FeedDefinition, columns: Sequence[InferredColumn]) -> None:
-        """Does nothing if there is one."""
-
-    async def make_table_like(self, feed: FeedDefinition, model: str) -> None:
-        """`model`: DATABASE.TABLE. Does nothing if the feed's table exists."""
-
-    async def prepare_table(self, feed: FeedDefinition) -> None:
-        """Let a table that exists have what a feed needs."""
-
-    async def add_feed(self, feed: FeedDefinition) -> None:
-        """Store its definition."""
-
-
 class PartitionWriter(ABC):
     """What a feed does with the records of a partition, a block at a time."""
 
-    def __init__(self, session: Session, log_is_readable: Callable[[], Awaitable[None]]) -> None:
-        """`log_is_readable` returns when acknowledged records are rows."""
+    def __init__(self, session: Session) -> None:
         self._session = session
-        self._log_is_readable = log_is_readable
+        self.block_max_bytes = _BLOCK_MAX_BYTES if session.reads_files else _SENT_BLOCK_MAX_BYTES
 
     @abstractmethod
     async def write(
@@ -184,7 +168,7 @@ class PartitionWriter(ABC):
 
         None if it is not stored yet whether its first record is committed.
         """
-        await self._log_is_readable()
+        await self._session.readable()
         for (undecided,) in await self._session.rows(UNDECIDED, source.range(offsets)):
             if undecided <= offsets.first:
                 return None
@@ -214,15 +198,10 @@ class BlockWriter(PartitionWriter):
     """Fills the feed's table. Needs a session, and a file of its own."""
 
     def __init__(
-        self,
-        session: Session,
-        path: str,
-        log_is_readable: Callable[[], Awaitable[None]],
-        decoder: ValueDecoder,
-        changes: TableChanges,
+        self, session: Session, path: str, decoder: ValueDecoder, tables: FeedTables
     ) -> None:
-        super().__init__(session, log_is_readable)
-        self._changes = changes
+        super().__init__(session)
+        self._tables = tables
         self._decoder = decoder
         self._path = path
 
@@ -312,7 +291,7 @@ class BlockWriter(PartitionWriter):
         """Fill `feed_rows` with those of the feed's records that meet the condition."""
         statements = await self._statements(feed, condition)
         mark = secrets.token_hex(MARK_BYTES // 2)
-        await self._log_is_readable()
+        await self._session.readable()
         await self._session.save(statements.values(mark, self._values_path), params)
         unknown = await self._scan(feed, statements, mark)
         if unknown and await self._add_columns(feed, unknown):
@@ -365,7 +344,7 @@ class BlockWriter(PartitionWriter):
         taken = {name for (name,) in names}
         new = [one for one in unknown if one.name not in taken][: COLUMNS_MAX - len(taken)]
         if new:
-            await self._changes.add_columns(feed, new)
+            await self._tables.add_columns(feed, new)
         return bool(new) or any(one.name in taken for one in unknown)
 
     async def _free_memory(self) -> None:

@@ -33,9 +33,7 @@ class _WithoutFiles:
 async def tables(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[FeedTables]:
     made = FeedTables(engine, tmp_path)
     session = cast(EngineSession, _WithoutFiles(made.session))
-    made.writer = BlockWriter(
-        session, str(tmp_path / "x.lines"), engine.drained, made.decoder, made.changes
-    )
+    made.writer = BlockWriter(session, str(tmp_path / "x.lines"), made.decoder, made.tables)
     await made.make("id UInt8, name String")
     yield made
     await made.close()

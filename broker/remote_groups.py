@@ -1,4 +1,7 @@
-"""The groups of feeds that another process coordinates: asked by Kafka's own requests."""
+"""The groups of feeds that another process coordinates: asked by Kafka's own requests.
+
+A broker that serves every slot asks nobody.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,10 @@ from kafka.protocol.consumer import (
     SyncGroupResponse,
 )
 
-from broker.cluster.leadership import SlotLeadership
-from broker.feed_groups import REBALANCE_MS
+from broker.leadership import NO_NODE, Leadership
 from broker.slots.peers import Peers
 from coordinator.messages import (
+    Client,
     Committer,
     JoinAnswer,
     JoinedMember,
@@ -34,6 +37,8 @@ from coordinator.messages import (
 )
 from protocol.errors import CoordinatorNotAvailable, KafkaError, error_with_code
 
+CLIENT = Client("brokerhouse-feed", "127.0.0.1")
+REBALANCE_MS = 10_000
 _JOIN, _SYNC, _HEARTBEAT, _LEAVE, _COMMIT, _DELETE = 9, 5, 4, 5, 7, 2
 """The versions of the requests."""
 _WAITING_S = REBALANCE_MS / 1000 + 10
@@ -43,9 +48,12 @@ _WAITING_S = REBALANCE_MS / 1000 + 10
 class RemoteGroups:
     """`FeedCoordinator` of groups of other processes. Everything raises `KafkaError`."""
 
-    def __init__(self, leadership: SlotLeadership, peers: Peers) -> None:
+    def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership
-        self._peers = peers
+        self._peers = Peers(NO_NODE, CLIENT.client_id)
+
+    def close(self) -> None:
+        self._peers.close()
 
     async def join(self, group_id: str, request: JoinRequest) -> JoinAnswer:
         protocol = JoinGroupRequest.JoinGroupRequestProtocol

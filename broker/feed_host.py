@@ -20,14 +20,14 @@ from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import LogName
 from broker.log.row_sources import source_of_offset
-from coordinator.feeds.decoding.client import ValueDecoder
-from coordinator.feeds.definition import FeedDefinition
-from coordinator.feeds.feeder import FeedShard
-from coordinator.feeds.router import RouteWriter
-from coordinator.feeds.server_tables import FeedTables
-from coordinator.feeds.stored_definitions import StoredDefinitions
-from coordinator.feeds.writer import BlockWriter, FeedSource, PartitionWriter, Session, first_since
 from coordinator.slots import EMBEDDED, ServedSlots
+from feeds.decoding.client import ValueDecoder
+from feeds.definition import FeedDefinition
+from feeds.feeder import FeedShard
+from feeds.router import RouteWriter
+from feeds.server_tables import FeedTables
+from feeds.stored_definitions import StoredDefinitions
+from feeds.writer import BlockWriter, FeedSource, PartitionWriter, Session, first_since
 from storage.cluster_sql import ClusterLayout
 from storage.engine import Engine, EngineError
 from storage.journal import JournaledEngine

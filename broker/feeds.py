@@ -3,7 +3,7 @@
 Definitions are read every second (`brokerhouse tables` writes them). A feed takes the partitions of
 its topics that are led here in turn; a block begins when records wait for `interval_ms`, and it
 ends at the last stable offset. This process is a member of each feed's group, which shows how far
-the feed is (feed_groups.py). docs/tables.md is for users, coordinator/feeds/ has the
+the feed is (feed_groups.py). docs/tables.md is for users, feeds/ has the
 protocol.
 
 feed_host.py says where feeds find what they need.
@@ -21,11 +21,11 @@ from broker.feed_groups import FeedMember, delete_group
 from broker.feed_host import FeedHost, FeedPartition, FeedSessions, source_of
 from common.counted_lines import counted
 from common.tasks import Backoff, Outage, Periodic, cancel
-from coordinator.feeds.blocks import Counted
-from coordinator.feeds.definition import AT_OFFSET, FeedDefinition, FeedStatus
-from coordinator.feeds.feeder import PartitionFeeder
-from coordinator.feeds.progress import FeedProgress, Fenced, first_offset
 from coordinator.messages import OffsetCommit
+from feeds.blocks import Counted
+from feeds.definition import AT_OFFSET, FeedDefinition, FeedStatus
+from feeds.feeder import PartitionFeeder
+from feeds.progress import FeedProgress, Fenced, first_offset
 from storage.engine import EngineError
 
 log = logging.getLogger(__name__)

@@ -67,9 +67,9 @@ from broker.wiring import (
 )
 from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
-from coordinator.feeds.tables import ALONE
 from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
 from coordinator.slots import EMBEDDED, ENDLESS, ServedSlots
+from feeds.tables import ALONE
 from sql.http.interface import make_app
 from storage.backup import Backups
 from storage.data_directory import refuse_unfinished

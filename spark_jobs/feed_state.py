@@ -18,10 +18,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from coordinator.feeds.blocks import FeedState, Phase, first_state, state_from_text, taken_over
-from coordinator.feeds.progress import FeedChanges, state_key
-from coordinator.feeds.tables import WINDOW
-from coordinator.feeds.writer import FeedSource
+from feeds.blocks import FeedState, Phase, first_state, state_from_text, taken_over
+from feeds.progress import FeedChanges, state_key
+from feeds.tables import WINDOW
+from feeds.writer import FeedSource
 from spark_jobs.job import JobFailure
 from spark_jobs.sql_client import SqlDenied, SqlFailure, SqlRefused, SqlServers
 from sql.queries import query

@@ -16,9 +16,9 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.feeds.blocks import Counted, Offsets, Phase, plan
-from coordinator.feeds.progress import Fenced
-from coordinator.feeds.writer import FeedSource
+from feeds.blocks import Counted, Offsets, Phase, plan
+from feeds.progress import Fenced
+from feeds.writer import FeedSource
 from spark_jobs.feed_state import FeedRegistry, SparkFeedProgress
 from spark_jobs.feed_writer import SparkBlockWriter, SparkFeed
 from spark_jobs.sql_client import Attempts, SqlServers, SqlUnavailable

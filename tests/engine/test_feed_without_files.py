@@ -10,9 +10,9 @@ from typing import cast
 import msgpack
 import pytest
 
-from coordinator.feeds.blocks import Counted, Offsets
-from coordinator.feeds.definition import Format
-from coordinator.feeds.writer import BlockWriter
+from feeds.blocks import Counted, Offsets
+from feeds.definition import Format
+from feeds.writer import BlockWriter
 from storage.embedded import EmbeddedEngine, EngineSession
 from tests.support.feed_tables import FEED, SOURCE, TOPIC_ID, FeedTables
 

@@ -13,12 +13,12 @@ from uuid import uuid4
 
 import pytest
 
-from coordinator.feeds.blocks import Offsets, Phase
-from coordinator.feeds.decoding.client import ValueDecoder
-from coordinator.feeds.definition import FeedDefinition
-from coordinator.feeds.feeder import PartitionFeeder
-from coordinator.feeds.progress import FeedProgress, Fenced
-from coordinator.feeds.writer import BlockWriter
+from feeds.blocks import Offsets, Phase
+from feeds.decoding.client import ValueDecoder
+from feeds.definition import FeedDefinition
+from feeds.feeder import PartitionFeeder
+from feeds.progress import FeedProgress, Fenced
+from feeds.writer import BlockWriter
 from storage.embedded import EmbeddedEngine, EngineSession
 from storage.engine import EngineError
 from storage.registry import TableRegistry

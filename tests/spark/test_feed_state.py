@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.feeds.blocks import Counted, Offsets, Phase
-from coordinator.feeds.definition import Format
-from coordinator.feeds.progress import Fenced
+from feeds.blocks import Counted, Offsets, Phase
+from feeds.definition import Format
+from feeds.progress import Fenced
 from spark_jobs.feed import FeedTarget
 from spark_jobs.feed_replay import DeadLetters, ReplayTask
 from spark_jobs.feed_state import (

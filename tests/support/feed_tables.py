@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from coordinator.feeds.blocks import Counted, Offsets
-from coordinator.feeds.decoding.client import ValueDecoder
-from coordinator.feeds.definition import FeedDefinition, FeedStatus, Format
-from coordinator.feeds.feeder import FeedShard
-from coordinator.feeds.router import RouteWriter
-from coordinator.feeds.server_tables import FeedTables as ServerTables
-from coordinator.feeds.stored_definitions import StoredDefinitions
-from coordinator.feeds.tables import ALONE
-from coordinator.feeds.writer import BlockWriter, FeedSource, PartitionWriter
+from feeds.blocks import Counted, Offsets
+from feeds.decoding.client import ValueDecoder
+from feeds.definition import FeedDefinition, FeedStatus, Format
+from feeds.feeder import FeedShard
+from feeds.router import RouteWriter
+from feeds.server_tables import FeedTables as ServerTables
+from feeds.stored_definitions import StoredDefinitions
+from feeds.tables import ALONE
+from feeds.writer import BlockWriter, FeedSource, PartitionWriter
 from storage.embedded import EmbeddedEngine
 
 TOPIC_ID = UUID(int=7)

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from coordinator.feeds.paths import path_from_text
+from feeds.paths import path_from_text
 from storage.parameters import literal
 
 ANY_TABLE = "*"

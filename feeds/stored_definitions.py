@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.feeds.definition import (
+from feeds.definition import (
     FeedDefinition,
     FeedStatus,
     definitions_of,
     paused_statement,
     storing_statement,
 )
-from coordinator.feeds.tables import filled_table
+from feeds.tables import filled_table
 from sql.queries import query
 from storage.cluster_sql import ClusterLayout
 from storage.engine import EngineError, Row

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from enum import IntFlag
 
-from coordinator.feeds.values.types import ColumnType, parse_type
+from feeds.values.types import ColumnType, parse_type
 from storage.parameters import literal
 
 UNITS: Mapping[str, int] = {"days": 100, "s": 0, "ms": 3, "us": 6, "ns": 9}

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.feeds.decoding.debezium import MessageReader
-from coordinator.feeds.definition import BLOCK_COLUMN, METADATA_COLUMNS
-from coordinator.feeds.inference import InferredColumn
-from coordinator.feeds.paths import path_as_text
-from coordinator.feeds.tables import DELETED_COLUMN
+from feeds.decoding.debezium import MessageReader
+from feeds.definition import BLOCK_COLUMN, METADATA_COLUMNS
+from feeds.inference import InferredColumn
+from feeds.paths import path_as_text
+from feeds.tables import DELETED_COLUMN
 
 _NOT_FIELDS = METADATA_COLUMNS | {BLOCK_COLUMN, DELETED_COLUMN}
 _DECIMAL_DIGITS = 76

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 
-from coordinator.feeds.routing import ANY_TABLE, TABLE_NAME, Route, route_from_text
+from feeds.routing import ANY_TABLE, TABLE_NAME, Route, route_from_text
 from sql.queries import query
 from storage.engine import Parameter, Row
 

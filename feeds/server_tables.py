@@ -13,9 +13,9 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.feeds.definition import BLOCK_COLUMN, FeedDefinition, split_name
-from coordinator.feeds.inference import InferredColumn
-from coordinator.feeds.tables import adding, filled_table, made_like, making, preparing
+from feeds.definition import BLOCK_COLUMN, FeedDefinition, split_name
+from feeds.inference import InferredColumn
+from feeds.tables import adding, filled_table, made_like, making, preparing
 from storage.cluster_sql import ClusterLayout
 from storage.engine import EngineError
 from storage.parameters import quoted

@@ -12,11 +12,11 @@ from typing import Any
 import fastavro
 import msgpack
 
-from coordinator.feeds.decoding import avro_values
-from coordinator.feeds.decoding.calendar import moment_text
-from coordinator.feeds.decoding.debezium import Debezium
-from coordinator.feeds.decoding.protobuf import ProtobufSchema
-from coordinator.feeds.decoding.registry import Schema, SchemaRegistry
+from feeds.decoding import avro_values
+from feeds.decoding.calendar import moment_text
+from feeds.decoding.debezium import Debezium
+from feeds.decoding.protobuf import ProtobufSchema
+from feeds.decoding.registry import Schema, SchemaRegistry
 
 Rows = list[Any]
 Decode = Callable[[bytes], Rows]

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from common.clock import wall_ms
-from coordinator.feeds.blocks import (
+from feeds.blocks import (
     Counted,
     FeedState,
     Offsets,
@@ -23,8 +23,8 @@ from coordinator.feeds.blocks import (
     taken_over,
     tried_again,
 )
-from coordinator.feeds.definition import FeedDefinition
-from coordinator.feeds.writer import FeedSource
+from feeds.definition import FeedDefinition
+from feeds.writer import FeedSource
 from storage.blocks import DATETIME64_MS, INT32, INT64, STRING, UINT32, UINT64, UUIDS, Table
 from storage.registry import Registry, Versioned
 from storage.row_lane import RowLane, TableRows

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from coordinator.feeds.decoding.debezium import PACKED
-from coordinator.feeds.definition import BLOCK_COLUMN, Format
-from coordinator.feeds.paths import path_from_text
-from coordinator.feeds.values.layout import Column, RowLayout, uses
+from feeds.decoding.debezium import PACKED
+from feeds.definition import BLOCK_COLUMN, Format
+from feeds.paths import path_from_text
+from feeds.values.layout import Column, RowLayout, uses
 from storage.engine import FileQuery
 from storage.parameters import literal, quoted
 

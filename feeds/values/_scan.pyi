@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from coordinator.feeds.values.plan import ScanNode
+from feeds.values.plan import ScanNode
 
 Fields = Mapping[str, tuple[int, "Fields | None"]]
 

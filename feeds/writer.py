@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
-from coordinator.feeds.blocks import Counted, Offsets
-from coordinator.feeds.decoding.client import ValueDecoder
-from coordinator.feeds.decoding.requests import DecodeRequest, records
-from coordinator.feeds.definition import FeedDefinition
-from coordinator.feeds.inference import InferredColumn, field_columns, parse_sample
-from coordinator.feeds.paths import path_as_text
-from coordinator.feeds.server_tables import FeedTables
-from coordinator.feeds.statements import (
+from feeds.blocks import Counted, Offsets
+from feeds.decoding.client import ValueDecoder
+from feeds.decoding.requests import DecodeRequest, records
+from feeds.definition import FeedDefinition
+from feeds.inference import InferredColumn, field_columns, parse_sample
+from feeds.paths import path_as_text
+from feeds.server_tables import FeedTables
+from feeds.statements import (
     DEAD,
     MARK_BYTES,
     MISFITS,
@@ -33,8 +33,8 @@ from coordinator.feeds.statements import (
     columns_of,
     columns_statement,
 )
-from coordinator.feeds.tables import REPLACES
-from coordinator.feeds.values.layout import RowLayout
+from feeds.tables import REPLACES
+from feeds.values.layout import RowLayout
 from storage.engine import Engine, EngineError, FileQuery, Parameter, Row, TokenUsed
 
 MAX_OFFSET = (1 << 63) - 1

@@ -13,14 +13,14 @@ from dataclasses import replace
 from uuid import UUID, uuid5
 
 from common.clock import wall_ms
-from coordinator.feeds.blocks import Counted, Offsets
-from coordinator.feeds.definition import FeedDefinition, FeedOptions, FeedStatus, Format
-from coordinator.feeds.inference import InferredColumn, field_columns, parse_sample
-from coordinator.feeds.routing import TABLE_NAME
-from coordinator.feeds.server_tables import FeedTables
-from coordinator.feeds.statements import DEAD, SOURCE, WITH_VALUE
-from coordinator.feeds.stored_definitions import StoredDefinitions
-from coordinator.feeds.writer import (
+from feeds.blocks import Counted, Offsets
+from feeds.definition import FeedDefinition, FeedOptions, FeedStatus, Format
+from feeds.inference import InferredColumn, field_columns, parse_sample
+from feeds.routing import TABLE_NAME
+from feeds.server_tables import FeedTables
+from feeds.statements import DEAD, SOURCE, WITH_VALUE
+from feeds.stored_definitions import StoredDefinitions
+from feeds.writer import (
     MARKED_AT,
     MAX_OFFSET,
     FeedSource,

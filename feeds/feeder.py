@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from coordinator.feeds.blocks import Counted, Offsets, Phase, Replay, plan, token
-from coordinator.feeds.definition import FeedDefinition
-from coordinator.feeds.progress import FeedProgress
-from coordinator.feeds.writer import MAX_OFFSET, FeedSource, PartitionWriter
+from feeds.blocks import Counted, Offsets, Phase, Replay, plan, token
+from feeds.definition import FeedDefinition
+from feeds.progress import FeedProgress
+from feeds.writer import MAX_OFFSET, FeedSource, PartitionWriter
 from storage.engine import TokenUsed
 
 BLOCK_MAX_RECORDS = 500_000

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import click
 
 from common.places import parse_place, timestamp_ms
-from coordinator.feeds.definition import AT_OFFSET
-from coordinator.feeds.paths import path_from_text
-from coordinator.feeds.tables import ENGINE, LATEST_ENGINE, PLAIN_ENGINE
-from coordinator.feeds.values.plan import UNITS
+from feeds.definition import AT_OFFSET
+from feeds.paths import path_from_text
+from feeds.tables import ENGINE, LATEST_ENGINE, PLAIN_ENGINE
+from feeds.values.plan import UNITS
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from coordinator.feeds.definition import BLOCK_COLUMN, Format
-from coordinator.feeds.inference import InferredColumn
+from feeds.definition import BLOCK_COLUMN, Format
+from feeds.inference import InferredColumn
 from storage.cluster_sql import ClusterLayout
 from storage.parameters import quoted
 from storage.schema_files import REPLICATED_WINDOW_S

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from coordinator.feeds.definition import METADATA_COLUMNS, Format
-from coordinator.feeds.paths import Path
-from coordinator.feeds.values._scan import RowScanner
-from coordinator.feeds.values.plan import (
+from feeds.definition import METADATA_COLUMNS, Format
+from feeds.paths import Path
+from feeds.values._scan import RowScanner
+from feeds.values.plan import (
     Conversion,
     ScanNode,
     TimeSettings,
     conversion,
 )
-from coordinator.feeds.values.types import parse_type
+from feeds.values.types import parse_type
 from storage.parameters import literal, quoted
 
 SHOWN_CHARACTERS = 100

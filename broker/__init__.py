@@ -14,10 +14,8 @@
 * topics.py: the topics; topic_names.py: Kafka's rules for their names.
 * leadership.py: who leads and coordinates; led_partitions.py: the log of a partition, or
   NOT_LEADER_OR_FOLLOWER; producer_ids.py; fetch_sessions.py.
-* feeds.py runs the feeds of typed tables, with what feed_host.py finds for them; feed_groups.py,
-  remote_groups.py: the groups that show how far they are.
 * transaction_checks.py asks the coordinator about batches; transaction_markers.py ends
   transactions; encoded_topics.py: Metadata.
-* api/: a file for each Kafka API. log/: the log of a partition. cluster/: what several brokers
-  need. cli/: the command `brokerhouse`.
+* api/: a file for each Kafka API. log/: the log of a partition. feeds/: feeds of typed tables.
+  cluster/: what several brokers need. cli/: the command `brokerhouse`.
 """

@@ -22,9 +22,9 @@ from uuid import UUID, uuid4
 from broker.admin_store import AdminStore
 from broker.config import Settings, schema_registry_url
 from broker.control import ControlSocket
-from broker.feed_groups import FeedGroups, feeding_instance
-from broker.feed_host import FedLogs, FeedHost, embedded_store
-from broker.feeds import TableFeeds
+from broker.feeds.groups import FeedGroups, feeding_instance
+from broker.feeds.host import FedLogs, FeedHost, embedded_store
+from broker.feeds.running import TableFeeds
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts

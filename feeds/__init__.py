@@ -9,5 +9,5 @@
 * feeder.py: the steps of one partition, on whichever shard its records are.
 * writer.py: runs them, and finds out whether a block is stored.
 
-Who feeds (a broker, or `brokerhouse feed`) is in broker/feeds.py. docs/tables.md is for users.
+Who feeds (a broker, or `brokerhouse feed`) is in broker/feeds/. docs/tables.md is for users.
 """

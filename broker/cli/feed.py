@@ -37,8 +37,8 @@ def feed(config_file: Path | None, log_level: str | None) -> None:
 
     import uvloop
 
-    from broker.cluster import beside
+    from broker.cluster import feed_process
     from common.logging import log_to_stderr
 
     log_to_stderr(settings.log_level, settings.log_format)
-    uvloop.run(beside.serve(settings, cluster, click.echo))
+    uvloop.run(feed_process.serve(settings, cluster, click.echo))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from broker.feed_host import FeedStore
+from broker.feeds.host import FeedStore
 from storage.clickhouse import ClickHouseServer
 from storage.row_lane import RowLane
 from storage.shard_session import ShardSession

@@ -32,9 +32,9 @@ from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry, announce, version_number
 from broker.cluster.topics import SharedCatalog, topic_watch
 from broker.config import Settings, schema_registry_url
-from broker.feed_groups import FeedGroups, feeding_instance
-from broker.feed_host import FedLogs, FeedHost
-from broker.feeds import TableFeeds
+from broker.feeds.groups import FeedGroups, feeding_instance
+from broker.feeds.host import FedLogs, FeedHost
+from broker.feeds.running import TableFeeds
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
 from broker.log.producer_states import ProducerStates

@@ -3,10 +3,9 @@
 Definitions are read every second (`brokerhouse tables` writes them). A feed takes the partitions of
 its topics that are led here in turn; a block begins when records wait for `interval_ms`, and it
 ends at the last stable offset. This process is a member of each feed's group, which shows how far
-the feed is (feed_groups.py). docs/tables.md is for users, feeds/ has the
-protocol.
+the feed is (groups.py). host.py says where feeds find what they need.
 
-feed_host.py says where feeds find what they need.
+docs/tables.md is for users, feeds/ has the protocol.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from uuid import uuid4
 
-from broker.feed_groups import FeedMember, delete_group
-from broker.feed_host import FeedHost, FeedPartition, FeedSessions, source_of
+from broker.feeds.groups import FeedMember, delete_group
+from broker.feeds.host import FeedHost, FeedPartition, FeedSessions, source_of
 from common.counted_lines import counted
 from common.tasks import Backoff, Outage, Periodic, cancel
 from coordinator.messages import OffsetCommit

@@ -16,8 +16,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from broker.feeds.remote_groups import CLIENT, REBALANCE_MS, RemoteGroups
 from broker.leadership import Leadership
-from broker.remote_groups import CLIENT, REBALANCE_MS, RemoteGroups
 from broker.slots.groups import SlotGroups
 from common.tasks import Outage, Periodic
 from coordinator.messages import (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from broker.feed_groups import FeedGroups
+from broker.feeds.groups import FeedGroups
 from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import LogName

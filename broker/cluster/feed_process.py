@@ -26,9 +26,9 @@ from broker.cluster.leadership import SlotLeadership
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.servers import layout, registry_of, single_servers
 from broker.config import Settings, schema_registry_url
-from broker.feed_groups import FeedGroups
-from broker.feed_host import FeedHost, FeedPartition
-from broker.feeds import TableFeeds
+from broker.feeds.groups import FeedGroups
+from broker.feeds.host import FeedHost, FeedPartition
+from broker.feeds.running import TableFeeds
 from broker.leadership import BrokerEndpoint
 from broker.slots.groups import SlotGroups
 from broker.slots.peers import Peers
@@ -129,7 +129,7 @@ class _LedPartition:
 _Key = tuple[UUID, int]
 
 
-class Beside:
+class FeedProcess:
     """A process beside the brokers: `FedPartitions` are those that its name gets."""
 
     def __init__(self, config: ClusterConfig, schema_registry: str) -> None:
@@ -336,14 +336,14 @@ async def serve(settings: Settings, cluster: ClusterConfig, say: Callable[[str],
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    beside = Beside(cluster, schema_registry_url(settings))
-    feeds = TableFeeds(beside.host)
+    process = FeedProcess(cluster, schema_registry_url(settings))
+    feeds = TableFeeds(process.host)
     stopped = loop.create_task(stop.wait())
     try:
-        await beside.start()
+        await process.start()
         feeds.start()
         say("ready feeds")
-        background = [*beside.background, *feeds.background]
+        background = [*process.background, *feeds.background]
         await asyncio.wait([stopped, *background], return_when=asyncio.FIRST_COMPLETED)
         for task in background:
             if task.done():
@@ -351,4 +351,4 @@ async def serve(settings: Settings, cluster: ClusterConfig, say: Callable[[str],
     finally:
         stopped.cancel()
         await feeds.close()
-        await beside.close()
+        await process.close()

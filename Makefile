@@ -47,7 +47,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 INSTALLED_DEV := $(VENV)/installed-dev
-INPUTS := pyproject.toml setup.py $(wildcard protocol/*.pyx protocol/*.pxd protocol/*.h storage/*.pyx coordinator/feeds/values/*.pyx coordinator/feeds/values/*.pxd)
+INPUTS := pyproject.toml setup.py $(wildcard protocol/*.pyx protocol/*.pxd protocol/*.h storage/*.pyx feeds/values/*.pyx feeds/values/*.pxd)
 ARGS ?=
 SEED ?=
 MINUTES ?= 10
@@ -188,7 +188,7 @@ test-cluster: $(INSTALLED_DEV)
 	$(BIN)/pytest tests/cluster --kafka '$(URLS)' --clickhouse '$(CLICKHOUSE)' $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info protocol/*.so protocol/_*.c storage/*.so storage/_*.c coordinator/feeds/values/*.so coordinator/feeds/values/_*.c .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info protocol/*.so protocol/_*.c storage/*.so storage/_*.c feeds/values/*.so feeds/values/_*.c .mypy_cache .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	@tools/require python $(PYTHON)

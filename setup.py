@@ -5,9 +5,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SHARED = [
-    str(path)
-    for folder in ("protocol", "coordinator/feeds/values")
-    for path in Path(folder).glob("*.pxd")
+    str(path) for folder in ("protocol", "feeds/values") for path in Path(folder).glob("*.pxd")
 ]
 
 setup(
@@ -27,9 +25,9 @@ setup(
             "protocol/_produce_request",
             "protocol/_produce_response",
             "protocol/_request_head",
-            "coordinator/feeds/values/_plan",
-            "coordinator/feeds/values/_reader",
-            "coordinator/feeds/values/_scan",
+            "feeds/values/_plan",
+            "feeds/values/_reader",
+            "feeds/values/_scan",
             "storage/_merge_blocks",
             "storage/_result_bytes",
         )

@@ -16,6 +16,6 @@
   NOT_LEADER_OR_FOLLOWER; producer_ids.py; fetch_sessions.py.
 * transaction_checks.py asks the coordinator about batches; transaction_markers.py ends
   transactions; encoded_topics.py: Metadata.
-* api/: a file for each Kafka API. log/: the log of a partition. cluster/: what several brokers
-  need. cli/: the command `brokerhouse`.
+* api/: a file for each Kafka API. log/: the log of a partition. feeds/: feeds of typed tables.
+  cluster/: what several brokers need. cli/: the command `brokerhouse`.
 """

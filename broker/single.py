@@ -22,8 +22,9 @@ from uuid import UUID, uuid4
 from broker.admin_store import AdminStore
 from broker.config import Settings, schema_registry_url
 from broker.control import ControlSocket
-from broker.feed_groups import feeding_instance
-from broker.feeds import TableFeeds
+from broker.feeds.groups import FeedGroups, feeding_instance
+from broker.feeds.host import FedLogs, FeedHost, embedded_store
+from broker.feeds.running import TableFeeds
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts
@@ -45,7 +46,6 @@ from broker.monitoring.logs import LaneSource, LogMetrics
 from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
-from broker.single_feeds import SingleFeedGroups, SingleFeedHost
 from broker.slots.groups import SlotGroups
 from broker.slots.peers import Peers
 from broker.slots.transactions import (
@@ -68,6 +68,7 @@ from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
 from coordinator.slots import EMBEDDED, ENDLESS, ServedSlots
+from feeds.tables import ALONE
 from sql.http.interface import make_app
 from storage.backup import Backups
 from storage.data_directory import refuse_unfinished
@@ -224,14 +225,14 @@ class SingleNode:
         )
         self._feeds_here = settings.feeds
         self._feeds = TableFeeds(
-            SingleFeedHost(
-                engine,
+            FeedHost(
                 registry,
-                self.rows,
-                self.topics.logs,
-                SingleFeedGroups(feeding_instance(settings.node_id), groups),
-                Path(settings.data_dir),
+                [embedded_store(engine, self.rows)],
+                ALONE,
+                FedLogs(self.topics.logs, slots),
+                FeedGroups(feeding_instance(settings.node_id), groups, leadership),
                 schema_registry_url(settings),
+                Path(settings.data_dir),
             )
         )
         self.http = make_app(engine, settings.sql)

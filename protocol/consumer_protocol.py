@@ -2,7 +2,7 @@
 
 The coordinator passes these bytes on and does not need to understand them; clients may send any
 bytes. They are read here to show them to people, and for questions like "is this topic subscribed".
-Feeds write some of their own (broker/feed_groups.py).
+Feeds write some of their own (broker/feeds/groups.py).
 Bytes that are not of the consumer protocol give None, and reading them takes time in proportion to
 their length.
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from coordinator.feeds.definition import BLOCK_COLUMN
-from coordinator.feeds.tables import REPLACES, local_name
+from feeds.definition import BLOCK_COLUMN
+from feeds.tables import REPLACES, local_name
 from spark_jobs.audit_feeds import BLOCKS, STORED, feed_findings
 from spark_jobs.job import JobRun
 from spark_jobs.progress import counted

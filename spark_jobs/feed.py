@@ -1,6 +1,6 @@
 """The job `feed`: a typed table filled exactly once from topics of any Kafka, by Spark.
 
-The protocol is that of the broker's own feeds (coordinator/feeds/blocks.py). The state of a feed is
+The protocol is that of the broker's own feeds (feeds/blocks.py). The state of a feed is
 in ClickHouse, for each partition, and nowhere else: a run takes the partitions over, repeats the
 blocks whose outcome nobody knows by reading exactly their offsets again, and starts its stream
 where the states end. So there is no checkpoint that could be lost, or be older or newer than the
@@ -18,18 +18,18 @@ from uuid import uuid4
 
 import click
 
-from coordinator.feeds.blocks import Counted, Offsets, Phase, Replay
-from coordinator.feeds.definition import (
+from feeds.blocks import Counted, Offsets, Phase, Replay
+from feeds.definition import (
     AT_OFFSET,
     FeedDefinitionError,
     Format,
     split_name,
 )
-from coordinator.feeds.feeder import EVERYWHERE
-from coordinator.feeds.options import engine_option, path_option, start_option, unit_option
-from coordinator.feeds.routing import ANY_TABLE
-from coordinator.feeds.statements import checked_columns, columns_statement
-from coordinator.feeds.tables import (
+from feeds.feeder import EVERYWHERE
+from feeds.options import engine_option, path_option, start_option, unit_option
+from feeds.routing import ANY_TABLE
+from feeds.statements import checked_columns, columns_statement
+from feeds.tables import (
     BLOCK_DEFINITION,
     preparing,
     table_to_make,

@@ -5,7 +5,7 @@ others keep their place with a new error and time. Their records are read from K
 that it has deleted stay dead letters.
 
 They go in blocks, whose rows are known by a token. Such a block is a part of the state
-(coordinator/feeds/blocks.py) from before its rows are inserted until its dead letters are written:
+(feeds/blocks.py) from before its rows are inserted until its dead letters are written:
 a run that finds one removes what is stored of it, and stores it again. The dead letters of a block
 are written by one insert, so either all of them still wait, or none.
 """
@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.feeds.blocks import Counted, Offsets, Replay
-from coordinator.feeds.feeder import EVERYWHERE
-from coordinator.feeds.statements import DEAD
-from coordinator.feeds.writer import FeedSource
+from feeds.blocks import Counted, Offsets, Replay
+from feeds.feeder import EVERYWHERE
+from feeds.statements import DEAD
+from feeds.writer import FeedSource
 from spark_jobs.feed_task import FeedTask, PartitionBlocks
 from spark_jobs.feed_writer import SparkBlockWriter
 from storage.engine import Parameter

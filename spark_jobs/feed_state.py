@@ -14,29 +14,14 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pyarrow as pa
 
-from coordinator.feeds.blocks import (
-    Counted,
-    FeedState,
-    Offsets,
-    Phase,
-    Replay,
-    begun,
-    completed,
-    first_state,
-    replay_begun,
-    replay_completed,
-    replay_tried_again,
-    state_from_text,
-    taken_over,
-    tried_again,
-)
-from coordinator.feeds.progress import history_row, state_key
-from coordinator.feeds.tables import WINDOW
-from coordinator.feeds.writer import FeedSource
+from feeds.blocks import FeedState, Phase, first_state, state_from_text, taken_over
+from feeds.progress import FeedChanges, state_key
+from feeds.tables import WINDOW
+from feeds.writer import FeedSource
 from spark_jobs.job import JobFailure
 from spark_jobs.sql_client import SqlDenied, SqlFailure, SqlRefused, SqlServers
 from sql.queries import query
@@ -316,40 +301,24 @@ class Fence:
         return {"key": self.key, "state": state.as_text()}
 
 
-class FeedFenced(Exception):
-    """Another job has taken over this partition."""
-
-
-class SparkFeedProgress:
-    """Reads and changes the state of a feed in one partition. Raises SqlFailure and `FeedFenced`.
-
-    After a SqlFailure it is unknown whether the state has changed.
-    """
+class SparkFeedProgress(FeedChanges[None]):
+    """In Spark's workers and its driver. Everything raises SqlFailure."""
 
     def __init__(
         self, servers: SqlServers, registry: FeedRegistry, feed: tuple[str, str], feeder: str,
         source: FeedSource,
     ) -> None:  # fmt: skip
         """`feed`: its name and its id. `feeder`: the run of the job."""
+        super().__init__(*feed, source, feeder)
         self._servers = servers
         self._registry = registry
-        self._feed = feed
-        self._feeder = feeder
-        self._source = source
-        self._key = state_key(feed[1], source.topic_id, source.partition)
-        self._stored: Versioned | None = None
 
     @property
     def fence(self) -> Fence:
-        return Fence(self._registry.current, self._key)
-
-    @property
-    def state(self) -> FeedState:
-        assert self._stored is not None, "not open"
-        return state_from_text(self._stored.value)
+        return Fence(self._registry.current, self.key)
 
     def exists(self) -> bool:
-        self._stored = self._registry.get(self._key)
+        self._stored = self._registry.get(self.key)
         return self._stored is not None
 
     def take_over(self, first_offset: int) -> None:
@@ -372,33 +341,9 @@ class SparkFeedProgress:
         elif self.state.feeder != self._feeder:
             raise self._fenced()
 
-    def begin(self, offsets: Offsets) -> None:
-        """BEFORE: a block is to be inserted."""
-        self._change(begun(self.state, offsets))
-
-    def try_again(self) -> None:
-        """The block gets another token."""
-        self._change(tried_again(self.state))
-
-    def complete(self, counted: Counted) -> None:
-        """AFTER: all rows of the block are stored."""
-        self._change(completed(self.state, counted))
-
-    def begin_replay(self, replay: Replay) -> None:
-        """What fits of these dead letters is to be inserted."""
-        self._change(replay_begun(self.state, replay))
-
-    def try_replay_again(self) -> None:
-        """The replay gets another token."""
-        self._change(replay_tried_again(self.state))
-
-    def complete_replay(self) -> None:
-        """All rows of the replay are stored, and its dead letters say so."""
-        self._change(replay_completed(self.state))
-
     def check(self) -> None:
-        """Raises `FeedFenced` if the state is another one by now."""
-        if self._registry.get(self._key) != self._stored:
+        """Raises `Fenced` if the state is another one by now."""
+        if self._registry.get(self.key) != self._stored:
             raise self._fenced()
 
     def _change(self, state: FeedState) -> None:
@@ -407,23 +352,17 @@ class SparkFeedProgress:
 
     def _set(self, state: FeedState) -> bool:
         """False if somebody else has changed the state."""
-        text, expected = state.as_text(), self._stored
-        if not self._registry.compare_and_set(self._key, expected, text):
+        text = state.as_text()
+        if not self._registry.compare_and_set(self.key, self._stored, text):
             return False
-        self._stored = Versioned(text, expected.version + 1 if expected else 1)
+        self._changed(text)
         self._note()
         return True
 
-    def _fenced(self) -> FeedFenced:
-        where = f"partition {self._source.partition} of topic {self._source.topic}"
-        return FeedFenced(f"another run of the feed {self._feed[0]} has taken over {where}")
-
     def _note(self) -> None:
-        """Write the state into the history; a version that is there already is replaced."""
-        assert self._stored is not None, "not open"
-        name, feed_id = self._feed
-        row = history_row(name, UUID(feed_id), self._source, self._stored)
-        row |= {"feed_id": feed_id, "topic_id": str(self._source.topic_id)}
+        """Write the state into the history."""
+        row = self._history_row()
+        row |= {name: str(row[name]) for name in ("feed_id", "topic_id")}
         moment = pa.array([row.pop("time")], pa.timestamp("ms", "UTC"))
         self._servers.insert(
             "table_feed_blocks", pa.Table.from_pylist([row]).append_column("time", moment), None

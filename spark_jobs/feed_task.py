@@ -16,9 +16,10 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from coordinator.feeds.blocks import Counted, Offsets, Phase, plan
-from coordinator.feeds.writer import FeedSource
-from spark_jobs.feed_state import FeedFenced, FeedRegistry, SparkFeedProgress
+from feeds.blocks import Counted, Offsets, Phase, plan
+from feeds.progress import Fenced
+from feeds.writer import FeedSource
+from spark_jobs.feed_state import FeedRegistry, SparkFeedProgress
 from spark_jobs.feed_writer import SparkBlockWriter, SparkFeed
 from spark_jobs.sql_client import Attempts, SqlServers, SqlUnavailable
 from storage.engine import TokenUsed
@@ -159,7 +160,7 @@ class PartitionBlocks:
     def _unless_fenced(self, step: Callable[[], None]) -> None:
         try:
             step()
-        except FeedFenced as error:
+        except Fenced as error:
             self._fenced = str(error)
 
     def _form(self) -> None:

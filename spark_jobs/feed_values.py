@@ -1,7 +1,7 @@
 """Records of Kafka as the rows that the scanner of the broker's own feeds makes of them.
 
 The result has for each record its place (topic, partition, offset), what Kafka says of it, and its
-`rows` in RowBinary (coordinator/feeds/values/). A tombstone has none.
+`rows` in RowBinary (feeds/values/). A tombstone has none.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from coordinator.feeds.decoding.debezium import packed
-from coordinator.feeds.decoding.formats import decoder
-from coordinator.feeds.decoding.registry import SchemaRegistry
-from coordinator.feeds.decoding.worker import Worker
-from coordinator.feeds.values.layout import RowLayout
+from feeds.decoding.debezium import packed
+from feeds.decoding.formats import decoder
+from feeds.decoding.registry import SchemaRegistry
+from feeds.decoding.worker import Worker
+from feeds.values.layout import RowLayout
 from spark_jobs.feed_writer import SparkFeed
 
 

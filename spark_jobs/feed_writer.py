@@ -2,7 +2,7 @@
 
 A block's records arrive as the rows that the scanner has made of them (feed_values.py). From there
 on it goes the way of the broker's own feeds, with the same statements
-(coordinator/feeds/statements.py): into temporary tables, where they become values of the columns'
+(feeds/statements.py): into temporary tables, where they become values of the columns'
 types, and from there into the table, as one insert with the block's token. The temporary tables
 belong to a session of one server.
 
@@ -17,18 +17,18 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from coordinator.feeds.blocks import Counted, FeedState, Offsets, replay_token, token
-from coordinator.feeds.definition import BLOCK_COLUMN, Format
-from coordinator.feeds.statements import (
+from feeds.blocks import Counted, FeedState, Offsets, replay_token, token
+from feeds.definition import BLOCK_COLUMN, Format
+from feeds.statements import (
     AS_ONE_BLOCK,
     MISFITS,
     ROWS_TABLE,
     VALUES_TABLE,
     BlockStatements,
 )
-from coordinator.feeds.tables import REPLACES
-from coordinator.feeds.values.layout import Column
-from coordinator.feeds.writer import FeedSource
+from feeds.tables import REPLACES
+from feeds.values.layout import Column
+from feeds.writer import FeedSource
 from spark_jobs.feed_state import DATABASE, Fence
 from spark_jobs.sql_client import HttpSession, SqlServers
 from storage.engine import Parameter, TokenUsed
@@ -132,7 +132,7 @@ class SparkBlockWriter:
     def _delete(self, tokens: Sequence[str]) -> None:
         """A broker lets nobody delete with SETTINGS; by default, this returns when it is done.
 
-        Where rows replace each other they stay (coordinator/feeds/writer.py).
+        Where rows replace each other they stay (feeds/writer.py).
         """
         table: dict[str, Parameter] = {
             "database": self._feed.database, "table": self._feed.table,

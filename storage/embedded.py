@@ -17,7 +17,7 @@ import os
 import re
 import string
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -173,10 +173,15 @@ class EmbeddedEngine:
             handle.query(statement, "Null")
         return handle
 
-    def session(self, name: str) -> EngineSession:
-        """Statements in a thread of this name, with the priority of reads."""
+    def session(
+        self, name: str, drained: Callable[[], Awaitable[None]] | None = None
+    ) -> EngineSession:
+        """Statements in a thread of this name, with the priority of reads.
+
+        `drained`: of the journal in front of this engine.
+        """
         settings = f"{_READ_SETTINGS}, os_thread_priority = {self.read_nice}"
-        return EngineSession(name, partial(self.handle, settings))
+        return EngineSession(name, partial(self.handle, settings), drained or self.drained)
 
     def _open(self, connection_string: str) -> Handle:
         try:
@@ -350,8 +355,15 @@ class EngineSession:
     After an `EngineError` the handle is a new one, and its temporary tables are gone.
     """
 
-    def __init__(self, name: str, open_handle: Callable[[], Handle]) -> None:
+    def __init__(
+        self, name: str, open_handle: Callable[[], Handle], readable: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`readable` returns when acknowledged records are rows."""
         self._worker = _Worker(name, open_handle)
+        self._readable = readable
+
+    async def readable(self) -> None:
+        await self._readable()
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
         text = await self._run(sql, "JSONCompactEachRow", params)

@@ -9,15 +9,15 @@ import click
 
 from broker.cli.feed_server import FeedServer
 from common.console import console, new_table
-from coordinator.feeds.decoding.debezium_columns import columns_of_change, key_columns
-from coordinator.feeds.definition import Format
-from coordinator.feeds.inference import (
+from feeds.decoding.debezium_columns import columns_of_change, key_columns
+from feeds.definition import Format
+from feeds.inference import (
     InferredColumn,
     fields_without_columns,
     flat_columns,
     parse_sample,
 )
-from coordinator.feeds.paths import path_from_text
+from feeds.paths import path_from_text
 from storage.parameters import quoted
 
 _SAMPLE_RECORDS = 1000

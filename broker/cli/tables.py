@@ -21,17 +21,17 @@ from broker.cli.options import Bootstrap, bootstrap_option, json_option, print_j
 from broker.cli.sql import SqlServer, server_options
 from broker.cli.table_replays import ASKED_NOW, asked_replay
 from common.console import console, new_table
-from coordinator.feeds.definition import (
+from feeds.definition import (
     INTERVAL_MS,
     FeedDefinitionError,
     FeedOptions,
     Format,
     split_name,
 )
-from coordinator.feeds.options import engine_option, path_option, start_option, unit_option
-from coordinator.feeds.routing import ANY_TABLE, route_from_text
-from coordinator.feeds.statements import checked_columns, columns_statement
-from coordinator.feeds.tables import (
+from feeds.options import engine_option, path_option, start_option, unit_option
+from feeds.routing import ANY_TABLE, route_from_text
+from feeds.statements import checked_columns, columns_statement
+from feeds.tables import (
     BLOCK_DEFINITION,
     local_name,
     preparing,

@@ -17,14 +17,12 @@ from typing import TypeVar
 from broker import stored_configs
 from broker.admin_store import AdminStore
 from broker.cluster.config import ClusterConfig
-from broker.cluster.feed_tables import FeedTables
-from broker.cluster.feeds import ClusterFeedGroups, ClusterFeedHost
+from broker.cluster.feeds import shard_store
 from broker.cluster.housekeeping import Housekeeping
 from broker.cluster.leadership import SlotLeadership
 from broker.cluster.leases import BrokerSession
 from broker.cluster.ownership import Ownership
 from broker.cluster.registry_view import RegistryView
-from broker.cluster.remote_groups import RemoteGroups
 from broker.cluster.servers import hear_together, layout, migrate, registry_of, single_servers
 from broker.cluster.session import OwnSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
@@ -33,8 +31,9 @@ from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry, announce, version_number
 from broker.cluster.topics import SharedCatalog, topic_watch
 from broker.config import Settings, schema_registry_url
-from broker.feed_groups import CLIENT, feeding_instance
-from broker.feeds import TableFeeds
+from broker.feeds.groups import FeedGroups, feeding_instance
+from broker.feeds.host import FedLogs, FeedHost
+from broker.feeds.running import TableFeeds
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
 from broker.log.producer_states import ProducerStates
@@ -166,17 +165,16 @@ class ClusterNode:
             ),
         )
         self._feeds_here = settings.feeds
-        feed_peers = Peers(settings.node_id, CLIENT.client_id)
         self._feeds = TableFeeds(
-            ClusterFeedHost(
-                {shard.name: shard for shard in self._shards},
+            FeedHost(
                 registry_of(registry_servers, "feed_registry"),
-                FeedTables(servers, layout(cluster)),
-                logs,
-                ClusterFeedGroups(
-                    feeding_instance(settings.node_id), groups, RemoteGroups(leadership, feed_peers)
-                ),
-                feed_peers,
+                [
+                    shard_store(shard, servers[shard.name], host.rows)
+                    for shard, host in zip(self._shards, self._hosts, strict=True)
+                ],
+                layout(cluster),
+                FedLogs(logs, served),
+                FeedGroups(feeding_instance(settings.node_id), groups, leadership),
                 schema_registry_url(settings),
             )
         )

@@ -28,8 +28,8 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from common.options import CommandT
-from coordinator.feeds.definition import Format
-from coordinator.feeds.routing import ANY_TABLE, route_from_text
+from feeds.definition import Format
+from feeds.routing import ANY_TABLE, route_from_text
 from spark_jobs import job
 from spark_jobs.feed_state import check_dead_letters
 from spark_jobs.iceberg import tables

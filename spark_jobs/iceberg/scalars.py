@@ -5,7 +5,7 @@ stores. It raises one of `UNFIT` for what would read back as another value: a nu
 type, digits that the type does not keep, half of a character.
 
 * A whole number in a `double` or `float` keeps all digits: the double is it, or its shortest text
-  is, as in typed tables (coordinator/feeds/values/_numbers.pxd). A fraction is the one next to it.
+  is, as in typed tables (feeds/values/_numbers.pxd). A fraction is the one next to it.
 * A number in text is ASCII digits with a sign, a point and an exponent, and nothing else.
 * Timestamps are ISO 8601, or milliseconds since 1970; dates are ISO 8601, or days.
 """
@@ -41,7 +41,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from coordinator.feeds.decoding.formats import as_json, decimal_text
+from feeds.decoding.formats import as_json, decimal_text
 
 Convert = Callable[[Any], Any]
 UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)

@@ -8,8 +8,8 @@ from enum import Enum
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from coordinator.feeds.definition import Format
-from coordinator.feeds.routing import Route
+from feeds.definition import Format
+from feeds.routing import Route
 from spark_jobs.sql_client import SqlServers
 
 

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from coordinator.feeds.decoding.formats import decoder
-from coordinator.feeds.decoding.registry import RegistryUnavailable, SchemaRegistry
-from coordinator.feeds.definition import Format
-from coordinator.feeds.paths import path_from_text
-from coordinator.feeds.routing import Route, RouteBy
+from feeds.decoding.formats import decoder
+from feeds.decoding.registry import RegistryUnavailable, SchemaRegistry
+from feeds.definition import Format
+from feeds.paths import path_from_text
+from feeds.routing import Route, RouteBy
 from spark_jobs.iceberg.rows import Row
 from spark_jobs.iceberg.scalars import written_fraction, written_whole
 

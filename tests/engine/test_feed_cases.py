@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.feeds.blocks import Counted
-from coordinator.feeds.definition import FeedOptions, Format
+from feeds.blocks import Counted
+from feeds.definition import FeedOptions, Format
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from tests.support.feed_tables import FEED, FeedTables

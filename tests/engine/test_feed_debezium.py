@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from coordinator.feeds.blocks import Counted, Offsets
-from coordinator.feeds.decoding.debezium_columns import columns_of_change
-from coordinator.feeds.definition import FeedOptions, Format
+from feeds.blocks import Counted, Offsets
+from feeds.decoding.debezium_columns import columns_of_change
+from feeds.definition import FeedOptions, Format
 from storage.embedded import EmbeddedEngine
 from storage.engine import TokenUsed
 from tests.support.debezium_samples import CONNECTORS, FULL, KINDS, PLAIN, TOASTED, samples

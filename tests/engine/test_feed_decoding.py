@@ -16,8 +16,8 @@ import fastavro
 import msgpack
 import pytest
 
-from coordinator.feeds.blocks import Counted
-from coordinator.feeds.definition import Format
+from feeds.blocks import Counted
+from feeds.definition import Format
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from tests.support.feed_tables import FEED, FeedTables

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
-from coordinator.feeds.blocks import Counted
-from coordinator.feeds.definition import Format
+from feeds.blocks import Counted
+from feeds.definition import Format
 from storage.embedded import EmbeddedEngine
 from tests.support.feed_tables import FEED, FeedTables
 from tests.support.schemas import Schemas

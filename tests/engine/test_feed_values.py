@@ -14,8 +14,8 @@ import fastavro
 import msgpack
 import pytest
 
-from coordinator.feeds.blocks import Counted, Offsets
-from coordinator.feeds.definition import FeedDefinition, FeedOptions, Format
+from feeds.blocks import Counted, Offsets
+from feeds.definition import FeedDefinition, FeedOptions, Format
 from storage.embedded import EmbeddedEngine
 from tests.support.feed_tables import BLOCK, FEED, TOPIC_ID, FeedTables
 from tests.support.feed_values import (

@@ -10,9 +10,9 @@ from typing import cast
 import msgpack
 import pytest
 
-from coordinator.feeds.blocks import Counted, Offsets
-from coordinator.feeds.definition import Format
-from coordinator.feeds.writer import BlockWriter
+from feeds.blocks import Counted, Offsets
+from feeds.definition import Format
+from feeds.writer import BlockWriter
 from storage.embedded import EmbeddedEngine, EngineSession
 from tests.support.feed_tables import FEED, SOURCE, TOPIC_ID, FeedTables
 
@@ -33,9 +33,7 @@ class _WithoutFiles:
 async def tables(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[FeedTables]:
     made = FeedTables(engine, tmp_path)
     session = cast(EngineSession, _WithoutFiles(made.session))
-    made.writer = BlockWriter(
-        session, str(tmp_path / "x.lines"), engine.drained, made.decoder, made.changes
-    )
+    made.writer = BlockWriter(session, str(tmp_path / "x.lines"), made.decoder, made.tables)
     await made.make("id UInt8, name String")
     yield made
     await made.close()

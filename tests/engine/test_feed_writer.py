@@ -10,8 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from coordinator.feeds.blocks import Counted, Offsets
-from coordinator.feeds.definition import Format
+from feeds.blocks import Counted, Offsets
+from feeds.definition import Format
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, TokenUsed
 from tests.support.feed_tables import BLOCK, FEED, SOURCE, FeedTables

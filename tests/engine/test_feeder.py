@@ -13,17 +13,17 @@ from uuid import uuid4
 
 import pytest
 
-from coordinator.feeds.blocks import Offsets, Phase
-from coordinator.feeds.decoding.client import ValueDecoder
-from coordinator.feeds.definition import FeedDefinition
-from coordinator.feeds.feeder import OneShard, PartitionFeeder
-from coordinator.feeds.progress import FeedProgress, Fenced
-from coordinator.feeds.writer import BlockWriter
+from feeds.blocks import Offsets, Phase
+from feeds.decoding.client import ValueDecoder
+from feeds.definition import FeedDefinition
+from feeds.feeder import PartitionFeeder
+from feeds.progress import FeedProgress, Fenced
+from feeds.writer import BlockWriter
 from storage.embedded import EmbeddedEngine, EngineSession
 from storage.engine import EngineError
 from storage.registry import TableRegistry
 from storage.row_lane import RowLane
-from tests.support.feed_tables import BLOCK, FEED, SOURCE, FeedTables
+from tests.support.feed_tables import BLOCK, FEED, SOURCE, FeedTables, OneShard
 from tests.support.seeds import seeds
 
 
@@ -47,9 +47,7 @@ class Feeders:
         path = str(self._tmp_path / f"{name}.lines")
         progress = FeedProgress(self.registry, self.rows, feed, SOURCE, name)
         await progress.open(0)
-        writer = BlockWriter(
-            session, path, self.engine.drained, ValueDecoder(), self.tables.changes
-        )
+        writer = BlockWriter(session, path, ValueDecoder(), self.tables.tables)
         return PartitionFeeder(feed, SOURCE, progress, OneShard(writer)), progress
 
     async def close(self) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from coordinator.feeds.blocks import Counted, Offsets, Phase
-from coordinator.feeds.definition import Format
+from feeds.blocks import Counted, Offsets, Phase
+from feeds.definition import Format
+from feeds.progress import Fenced
 from spark_jobs.feed import FeedTarget
 from spark_jobs.feed_replay import DeadLetters, ReplayTask
 from spark_jobs.feed_state import (
-    FeedFenced,
     FeedRegistry,
     SparkFeedProgress,
     TokenFeedRegistry,
@@ -235,7 +235,7 @@ def test_a_run_takes_over_while_the_one_before_is_changing_the_state(
         patched.setattr(SparkFeedProgress, "_note", noted)
         two.take_over(0)
     assert (two.state.feeder, two.state.phase, two.state.epoch) == ("two", Phase.BEFORE, 2)
-    with pytest.raises(FeedFenced):
+    with pytest.raises(Fenced):
         one.complete(Counted())
 
 

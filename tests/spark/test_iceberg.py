@@ -26,8 +26,8 @@ from pyiceberg.types import (
     StructType,
 )
 
-from coordinator.feeds.definition import Format
-from coordinator.feeds.routing import RouteBy
+from feeds.definition import Format
+from feeds.routing import RouteBy
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.coordinator import COMMIT_ID, VALID_THROUGH, offsets_property
 from spark_jobs.iceberg.events import BeginCommit, CommitComplete, DataComplete, decoded, encoded

@@ -35,7 +35,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from coordinator.feeds.routing import RouteBy
+from feeds.routing import RouteBy
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.worker import SinkEnds, SinkWorker, is_fenced
 from spark_jobs.sql_client import SqlServers

@@ -13,8 +13,8 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StructType
 
-from coordinator.feeds.definition import Format
-from coordinator.feeds.routing import route_from_text
+from feeds.definition import Format
+from feeds.routing import route_from_text
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.evolution import Evolution
 from spark_jobs.iceberg.files import TableWriter

@@ -44,7 +44,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from coordinator.feeds.definition import Format
+from feeds.definition import Format
 from spark_jobs.iceberg.rows import RowFitter
 from spark_jobs.iceberg.tables import LOCAL_CATALOG, local_catalog, open_catalog
 from spark_jobs.iceberg.values import ValueReader

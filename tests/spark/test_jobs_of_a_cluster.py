@@ -11,8 +11,8 @@ from uuid import UUID
 
 import pytest
 
-from coordinator.feeds.blocks import Offsets, token
-from coordinator.feeds.tables import preparing
+from feeds.blocks import Offsets, token
+from feeds.tables import preparing
 from spark_jobs import audit, lag
 from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, people_migrations, shard_migrations
 from tests.spark.history import MINUTE, History, run_job

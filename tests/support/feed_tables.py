@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from broker.single_feeds import EmbeddedFeedTables
-from coordinator.feeds.blocks import Counted, Offsets
-from coordinator.feeds.decoding.client import ValueDecoder
-from coordinator.feeds.definition import FeedDefinition, FeedStatus, Format
-from coordinator.feeds.router import RouteWriter
-from coordinator.feeds.writer import BlockWriter, FeedSource
+from feeds.blocks import Counted, Offsets
+from feeds.decoding.client import ValueDecoder
+from feeds.definition import FeedDefinition, FeedStatus, Format
+from feeds.feeder import FeedShard
+from feeds.router import RouteWriter
+from feeds.server_tables import FeedTables as ServerTables
+from feeds.stored_definitions import StoredDefinitions
+from feeds.tables import ALONE
+from feeds.writer import BlockWriter, FeedSource, PartitionWriter
 from storage.embedded import EmbeddedEngine
 
 TOPIC_ID = UUID(int=7)
@@ -24,6 +28,22 @@ FEED = FeedDefinition(
 BLOCK = "_block LowCardinality(String) MATERIALIZED getSetting('insert_deduplication_token')"
 
 
+class OneShard:
+    """`FeedShards` where there is one ClickHouse."""
+
+    def __init__(self, writer: PartitionWriter) -> None:
+        self._shard = FeedShard("", writer)
+
+    async def of_offset(self, offset: int) -> FeedShard:
+        return self._shard
+
+    def named(self, name: str) -> FeedShard:
+        return self._shard
+
+    def all(self) -> Collection[FeedShard]:
+        return (self._shard,)
+
+
 class FeedTables:
     """An engine with a topic and a typed table, and the writer under test."""
 
@@ -31,11 +51,12 @@ class FeedTables:
         self.engine = engine
         self.session = engine.session("test-feed")
         self.decoder = ValueDecoder(registry)
-        self.changes = EmbeddedFeedTables(engine)
+        self.tables = ServerTables([engine], ALONE)
         self.writer = BlockWriter(
-            self.session, str(tmp_path / "block.lines"), engine.drained, self.decoder, self.changes
+            self.session, str(tmp_path / "block.lines"), self.decoder, self.tables
         )
-        self.router = RouteWriter(self.session, engine.drained, self.changes)
+        definitions = StoredDefinitions({"": engine}, ALONE)
+        self.router = RouteWriter(self.session, self.tables, definitions)
         self._next = 0
 
     async def close(self) -> None:

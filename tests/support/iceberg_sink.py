@@ -22,8 +22,8 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from coordinator.feeds.definition import Format
-from coordinator.feeds.routing import Route
+from feeds.definition import Format
+from feeds.routing import Route
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.control import client_options, make_topic
 from spark_jobs.iceberg.job import described

@@ -12,7 +12,7 @@ from kafka.protocol.consumer.metadata import (
     ConsumerProtocolSubscription,
 )
 
-from broker.feed_groups import assignments_of
+from broker.feeds.groups import assignments_of
 from coordinator.messages import JoinedMember
 from protocol import consumer_protocol
 from protocol.consumer_protocol import assigned_partitions, subscribed_topics, user_data

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.feeds.blocks import (
+from feeds.blocks import (
     BlockPlan,
     Case,
     Counted,

@@ -24,7 +24,7 @@ def test_every_query_file_begins_with_a_comment_and_is_one_statement(path: Path)
 
 @pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
 def test_every_query_file_is_used(path: Path) -> None:
-    rooms = ("broker", "coordinator", "spark_jobs", "sql", "storage")
+    rooms = ("broker", "coordinator", "feeds", "spark_jobs", "sql", "storage")
     code = "".join(
         module.read_text() for room in rooms for module in (PROJECT / room).rglob("*.py")
     )

@@ -21,8 +21,9 @@ BELOW = {
     "storage": {"common", "protocol", "sql.schema", "sql.queries"},
     "sql.http": {"common", "protocol", "storage"},
     "coordinator": {"common", "protocol", "storage", "sql.queries"},
-    "broker": {"common", "protocol", "storage", "sql.http", "sql.queries", "coordinator"},
-    "spark_jobs": {"common", "protocol", "storage", "sql.queries", "coordinator"},
+    "feeds": {"common", "storage", "sql.queries"},
+    "broker": {"common", "protocol", "storage", "sql.http", "sql.queries", "coordinator", "feeds"},
+    "spark_jobs": {"common", "protocol", "storage", "sql.queries", "feeds"},
 }
 """Room: the rooms that it may import. sql/schema and sql/queries hold SQL, and next to no code."""
 

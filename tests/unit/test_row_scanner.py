@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.feeds.definition import Format
-from coordinator.feeds.values.layout import Column, RowLayout
+from feeds.definition import Format
+from feeds.values.layout import Column, RowLayout
 from tests.support.examples import up_to
 
 COLUMNS = [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.support.server_process import PROJECT
 
-PACKAGES = ("broker", "common", "coordinator", "protocol", "sql", "storage")
+PACKAGES = ("broker", "common", "coordinator", "feeds", "protocol", "sql", "storage")
 
 
 @dataclass(frozen=True, slots=True)

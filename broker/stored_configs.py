@@ -8,13 +8,14 @@ topics (broker/topics.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 
 from broker.admin_store import AdminStore
+from storage.registry import Registry, announce
 
 _PREFIX = "config/"
 VERSION_KEY = "configs_version"
-"""In the registry of a cluster: it grows with every change."""
+"""In the registry: it grows with every change, which other brokers watch."""
 
 BROKER, CLIENT_METRICS, GROUP = "BROKER", "CLIENT_METRICS", "GROUP"
 """Kinds of resources, by Kafka's names."""
@@ -28,10 +29,10 @@ Configs = Mapping[str, str]
 class StoredConfigs:
     """The configs of each resource that has any."""
 
-    def __init__(self, store: AdminStore, announce: Callable[[], Awaitable[object]]) -> None:
-        """`announce` tells the other brokers that something has changed."""
+    def __init__(self, store: AdminStore, state: Registry) -> None:
+        """`state`: where the other brokers see that something has changed."""
         self._store = store
-        self._announce = announce
+        self._state = state
         self._found: Mapping[str, Configs] = {}
         self._reading = asyncio.Lock()
 
@@ -56,4 +57,4 @@ class StoredConfigs:
         """
         await self._store.change(f"{_PREFIX}{kind}/{name}", change)
         await self.load()
-        await self._announce()
+        await announce(self._state, VERSION_KEY)

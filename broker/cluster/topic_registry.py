@@ -147,12 +147,12 @@ class TopicRegistry:
         fresh = [topic for topic in topics if topic.name not in written_over]
         made = await self._put_new(fresh) if fresh else {}
         self._stored |= made
-        taken = [topic for topic in fresh if topic.name not in made]
-        taken += [topic for topic in left_over if not await self._write(topic)]
-        return {
+        taken: Refusals = {
             one.topic_id: TopicAlreadyExists(f"The topic {one.name!r} exists already.")
-            for one in taken
+            for one in fresh
+            if one.name not in made
         }
+        return taken | await self._change(left_over)
 
     async def _put_new(self, topics: Iterable[Topic]) -> dict[str, Versioned]:
         """Store new topics in one change. Returns those whose names were free, by name."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +13,7 @@ from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
 from broker.config import Settings
 from broker.led_partitions import LedPartitions
 from broker.log.topic import Topic
+from broker.topic_cleanup import TopicCleanup
 from broker.topics import NewTopic, TopicCatalog
 from protocol.errors import (
     InvalidPartitions,
@@ -20,11 +23,14 @@ from protocol.errors import (
 )
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
-from storage.registry import Versioned
+from storage.registry import Registry, Versioned
+from tests.support.clock import NOON
 from tests.support.cluster_parts import DeletedTopics
 from tests.support.log_parts import log_of
 from tests.support.one_topic import add_partitions, create_topic, delete_topic
 from tests.support.shared_catalog import HalfLeader, MemoryRegistry
+from tests.support.stored_rows import store_records
+from tests.support.waiting import LIMIT_S
 
 
 class Two:
@@ -208,6 +214,81 @@ async def test_an_interrupted_deletion_is_completed_by_another_broker(two: Two) 
     (deleted,) = await two.store().deleted()
     await two.store().forget([deleted])
     assert two.topics.values == {}
+
+
+class KilledRegistry:
+    """The registry of a broker that is killed after its n-th change of it."""
+
+    def __init__(self, registry: MemoryRegistry, left: list[int], killed: asyncio.Event) -> None:
+        self._registry = registry
+        self._left = left
+        self._killed = killed
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._registry, name)
+        return call if name in ("get", "list") else partial(self._change, call)
+
+    async def _change(self, call: Callable[..., Awaitable[object]], *args: object) -> object:
+        if self._left[0] == 0:
+            self._killed.set()
+            await asyncio.Event().wait()
+        self._left[0] -= 1
+        return await call(*args)
+
+
+@pytest.mark.parametrize("changes", range(6))
+async def test_a_deletion_that_a_kill_interrupts_is_completed_by_another_broker(
+    two: Two, engine: EmbeddedEngine, changes: int
+) -> None:
+    topic = await create_topic(two.odd, "orders", 2, {})
+    await store_records(engine, "orders", topic.topic_id, append_time_ms=NOON)
+    left, killed = [changes], asyncio.Event()
+    topics, state = (
+        cast(Registry, KilledRegistry(one, left, killed)) for one in (two.topics, two.state)
+    )
+    store = TopicRegistry(topics, state, Settings(), two.deleted.shards)
+    dying = TopicCatalog(store, Settings(), HalfLeader(0), two.deleted.shards)
+    await dying.refresh()
+
+    async def life() -> None:
+        await delete_topic(dying, topic)
+        await clean_up(dying, store, two.odd)
+        killed.set()
+
+    before = asyncio.all_tasks()
+    living = asyncio.create_task(life())
+    await killed.wait()
+    for task in asyncio.all_tasks() - before:
+        task.cancel()
+    await asyncio.wait([living])
+
+    two.odd._looked_s = float("-inf")  # the other broker may not have told
+    await two.odd.refresh()
+    assert two.odd.all() == ([] if changes else [topic])
+    if changes:
+        await clean_up(two.odd, two.store(), two.even)
+        async with asyncio.timeout(LIMIT_S):  # the engine deletes afterwards
+            while await engine.rows("SELECT count() FROM messages") != [[0]]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        again = await create_topic(two.odd, "orders", 1, {})
+        assert again.topic_id != topic.topic_id
+    assert two.topics.values.keys() == {"topic/orders"}
+
+
+async def clean_up(catalog: TopicCatalog, store: TopicRegistry, other: TopicCatalog) -> None:
+    """What the broker with the first slot does when another one has read of the deletion."""
+    cleanup = TopicCleanup(
+        store,
+        catalog,
+        catalog._shards,
+        lambda: True,
+        lambda version: other.settling.seen >= version,
+    )
+    for _ in range(2):
+        await cleanup.round()
+        for one in (catalog, other):
+            await one.refresh()
+            await settled(one)
 
 
 async def test_the_registry_is_not_read_while_it_is_unchanged(two: Two) -> None:

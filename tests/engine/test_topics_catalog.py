@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, cast
 from uuid import UUID
@@ -22,7 +22,7 @@ from protocol.errors import (
     UnknownTopicOrPartition,
 )
 from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
+from storage.engine import EngineError, Parameter
 from tests.support import log_parts
 from tests.support.embedded_topics import catalog_on, cleaned_up, cleanup_of
 from tests.support.log_parts import (
@@ -477,6 +477,63 @@ async def test_a_clean_up_interrupted_by_a_shutdown_starts_again_at_the_next_sta
     await cleaned_up(await restarted(engine))
     assert await states(engine) == ["deleted"]
     assert await stored_values(engine, log) == []
+    await appender.close()
+
+
+class KilledEngine:
+    """The engine of a broker that is killed at its n-th change: before it is stored, or after."""
+
+    def __init__(self, engine: EmbeddedEngine, changes: int, *, is_stored: bool) -> None:
+        self.killed = asyncio.Event()
+        self._engine = engine
+        self._left = changes
+        self._is_stored = is_stored
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def execute(self, sql: str, params: Mapping[str, Parameter] | None = None) -> None:
+        self._left -= 1
+        if self._left > 0 or self._is_stored:
+            await self._engine.execute(sql, params)
+        if self._left <= 0:
+            self.killed.set()
+            await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("is_stored", [False, True])
+@pytest.mark.parametrize("changes", range(1, 7))
+async def test_a_kill_between_any_two_changes_leaves_the_topic_as_before_or_after(
+    engine: EmbeddedEngine, changes: int, is_stored: bool
+) -> None:
+    killed = KilledEngine(engine, changes, is_stored=is_stored)
+    appender = make_appender(engine)
+
+    async def life() -> None:
+        catalog = catalog_on(killed)
+        topic = await create_topic(catalog, "t", 1, {})
+        await append(appender, catalog, topic, b"x")
+        topic = await add_partitions(catalog, topic, 3)
+        topic = await catalog.set_configs(topic, LOG_APPEND_TIME)
+        await delete_topic(catalog, topic)
+        await cleaned_up(catalog)
+
+    before = asyncio.all_tasks()
+    living = asyncio.create_task(life())
+    await killed.killed.wait()
+    for task in asyncio.all_tasks() - before:
+        task.cancel()
+    await asyncio.wait([living])
+
+    again = await restarted(engine)
+    stored = changes if is_stored else changes - 1
+    found = [(one.partitions, one.configs) for one in again.all()]
+    assert found == {1: [(1, {})], 2: [(3, {})], 3: [(3, LOG_APPEND_TIME)]}.get(stored, [])
+    await cleaned_up(again)
+    assert await states(engine) == ["live" if found else "deleted"] * min(stored, 1)
+    has_record = bool(found) and changes > 1
+    assert await engine.rows("SELECT count() FROM messages") == [[int(has_record)]]
+    await create_topic(again, "other" if found else "t", 1, {})
     await appender.close()
 
 

@@ -71,6 +71,7 @@ def broker() -> Broker:
     settings = Settings()
     endpoint = BrokerEndpoint(1, "localhost", 9092)
     catalog = catalog_on(RecordingEngine())
+    catalog.version = 1  # it has read the table
     registry = TableRegistry(cast(Engine, RecordingEngine()))
     stored = StoredConfigs(AdminStore(registry), registry)
     known = SimpleNamespace(

@@ -11,7 +11,8 @@
   configs that apply to a topic; dynamic_settings.py: what changes while the broker runs.
 * admin_store.py: what administrators set beside topics, with stored_configs.py, client_quotas.py;
   resource_configs.py: which configs groups and client metrics have.
-* topics.py: the topics; topic_names.py: Kafka's rules for their names.
+* topics.py: changes of topics; watched_topics.py: topics as they were read; topic_store.py: where
+  they are stored; topic_cleanup.py: rows of deleted ones; topic_names.py: Kafka's rules for names.
 * leadership.py: who leads and coordinates; led_partitions.py: the log of a partition, or
   NOT_LEADER_OR_FOLLOWER; producer_ids.py; fetch_sessions.py.
 * transaction_checks.py asks the coordinator about batches; transaction_markers.py ends

@@ -15,9 +15,8 @@ import base64
 import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from broker.admin_store import AdminStore
 from broker.config import Settings, schema_registry_url
@@ -28,6 +27,7 @@ from broker.feeds.running import TableFeeds
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts
+from broker.log.open_logs import LocalLogs
 from broker.log.partition import PartitionLog
 from broker.log.producer_states import ProducerStates, ProducerStateSweep
 from broker.log.reclaim import Reclaim
@@ -55,7 +55,9 @@ from broker.slots.transactions import (
     SlotTransactions,
 )
 from broker.stored_configs import StoredConfigs
-from broker.topics import LocalCatalog
+from broker.topic_cleanup import TopicCleanup
+from broker.topic_store import TopicShard, TopicTable
+from broker.topics import TopicCatalog
 from broker.transaction_markers import MarkerWriter
 from broker.wiring import (
     append_limits,
@@ -65,7 +67,6 @@ from broker.wiring import (
     transaction_coordinator,
 )
 from common.clock import wall_ms
-from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
 from coordinator.slots import EMBEDDED, ENDLESS, ServedSlots
 from feeds.tables import ALONE
@@ -85,24 +86,6 @@ from storage.schema import migrate, migrations, record_applied
 from storage.schema_files import ROW_BYTES_BY_SIZES
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _TopicData:
-    """`TopicData` of this broker."""
-
-    appender: Appender
-    groups: GroupCoordinator
-
-    async def settled(self) -> None:
-        await self.appender.settled()
-
-    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
-        await self.groups.forget_topic(topic, topic_id)
-
-
-async def _nobody_else() -> None:
-    """No other broker has to be told of a change."""
 
 
 class _OlderRows(SingleRowSource):
@@ -151,9 +134,11 @@ class SingleNode:
         self.groups = group_coordinator(settings, engine, self.rows, ENDLESS)
         slots = ServedSlots.alone()
         groups = SlotGroups(slots, {EMBEDDED: self.groups})
-        self.topics = LocalCatalog(
-            engine, settings, _TopicData(self.appender, self.groups), engine.embedded.reserve
-        )
+        self._logs = LocalLogs(engine)
+        topic_store = TopicTable(engine, settings, engine.embedded.reserve)
+        topic_shards = [TopicShard(engine, self.appender.settled, self.groups.forget_topic)]
+        self.topics = TopicCatalog(topic_store, settings, self._logs, topic_shards)
+        self._topic_cleanup = TopicCleanup(topic_store, self.topics, topic_shards)
         producer_ids = ProducerIds(registry)
         markers = MarkerWriter(self.appender, SingleRowLane(self.rows))
         here = MarkersHere(markers, groups, self.topics)
@@ -173,7 +158,7 @@ class SingleNode:
         producer_states = ProducerStates(row_lane, _OlderRows(engine), expiration_ms, wall_ms)
         log_starts = LogStarts(row_lane, producer_states)
         retention = Retention(
-            self.topics.logs,
+            self._logs,
             SingleRowSource(engine.embedded),
             log_starts,
             wall_ms,
@@ -182,17 +167,11 @@ class SingleNode:
         self._upkeep = upkeep(
             settings.retention_check_interval_ms,
             retention.round,
-            self.topics.remove_left_over,
             Sweep(engine.patient, wall_ms).round,
             TransactionSweep(engine.patient, wall_ms).round,
             ProducerStateSweep(engine.patient, expiration_ms, wall_ms).round,
         )
-        self._reclaim = Reclaim(
-            engine.embedded,
-            self.topics.logs,
-            engine.embedded.reserve,
-            self.topics.remove_left_over,
-        ).periodic
+        self._reclaim = Reclaim(engine.embedded, self._logs, engine.embedded.reserve).periodic
         admin_store = AdminStore(registry)
         self.broker = Broker(
             settings,
@@ -212,7 +191,7 @@ class SingleNode:
                     CoordinatorCalls(slots, self.transactions, leadership, peers),
                 ),
                 admin_store,
-                StoredConfigs(admin_store, _nobody_else),
+                StoredConfigs(admin_store, registry),
                 Path(settings.data_dir).resolve(),
             ),
         )
@@ -229,7 +208,7 @@ class SingleNode:
                 registry,
                 [embedded_store(engine, self.rows)],
                 ALONE,
-                FedLogs(self.topics.logs, slots),
+                FedLogs(self._logs, slots),
                 FeedGroups(feeding_instance(settings.node_id), groups, leadership),
                 schema_registry_url(settings),
                 Path(settings.data_dir),
@@ -244,7 +223,7 @@ class SingleNode:
         lanes = [LaneSource("", lambda: self.appender)]
         self.metrics: Sequence[MetricSource] = (
             LogMetrics(lanes, tail_cache, self.broker.cold_reader, self.topics, shown),
-            GroupMetrics([self.groups], self.topics.logs, shown),
+            GroupMetrics([self.groups], self._logs, shown),
             TransactionMetrics([transactions]),
             JournalMetrics(engine, settings.journal_max_bytes),
             self._engine_metrics,
@@ -253,8 +232,8 @@ class SingleNode:
     async def open(self, progress: Callable[[str], None]) -> None:
         """Read what is stored, and start the lanes. Raises `EngineError`."""
         progress("reading topics")
-        self.topics.logs.first_fresh_producer_id = await self.broker.producer_ids.load()
-        await self.topics.load()
+        self._logs.first_fresh_producer_id = await self.broker.producer_ids.load()
+        await self.topics.refresh()
         await self.broker.load_stored_configs()
         await self.rollup.open()
         self.appender.start()
@@ -270,6 +249,7 @@ class SingleNode:
         self.rollup.start()
         self.removals.start()
         self._upkeep.start()
+        self._topic_cleanup.start()
         self._reclaim.start()
         if self._feeds_here:
             self._feeds.start()
@@ -277,10 +257,15 @@ class SingleNode:
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        own = (self.rollup.task, self.removals.task, self._upkeep.task, self._reclaim.task)
-        begun = [task for task in own if task is not None]
+        begun = (
+            self.rollup,
+            self.removals,
+            self._upkeep,
+            self._topic_cleanup,
+            self._reclaim,
+        )
         return [
-            *begun,
+            *(one.task for one in begun if one.task is not None),
             *self._feeds.background,
             *self.groups.background,
             *self.transactions.background,
@@ -308,6 +293,7 @@ class SingleNode:
             parts.push_async_callback(self.groups.close)
             parts.push_async_callback(self.transactions.close)
             parts.push_async_callback(self._upkeep.close)
+            parts.push_async_callback(self._topic_cleanup.close)
             parts.push_async_callback(self._reclaim.close)
             parts.push_async_callback(self._engine_metrics.close)
             parts.push_async_callback(self._control.close)

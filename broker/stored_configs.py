@@ -15,11 +15,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from broker.admin_store import AdminStore
 from common.tasks import Outage, Periodic
 from storage.engine import EngineError
-from storage.registry import LOOK_ANYWAY_S
+from storage.registry import LOOK_ANYWAY_S, Registry, announce
+
+log = logging.getLogger(__name__)
 
 _PREFIX = "config/"
 VERSION_KEY = "configs_version"
-"""In the registry of a cluster: it grows with every change."""
+"""In the registry: it grows with every change, which other brokers watch."""
+_WATCH_EVERY_S = 0.25
 
 BROKER, CLIENT_METRICS, GROUP = "BROKER", "CLIENT_METRICS", "GROUP"
 """Kinds of resources, by Kafka's names."""
@@ -33,10 +36,10 @@ Configs = Mapping[str, str]
 class StoredConfigs:
     """The configs of each resource that has any."""
 
-    def __init__(self, store: AdminStore, announce: Callable[[], Awaitable[object]]) -> None:
-        """`announce` tells the other brokers that something has changed."""
+    def __init__(self, store: AdminStore, state: Registry) -> None:
+        """`state`: where the other brokers see that something has changed."""
         self._store = store
-        self._announce = announce
+        self._state = state
         self._found: Mapping[str, Configs] = {}
         self._reading = asyncio.Lock()
 
@@ -61,12 +64,7 @@ class StoredConfigs:
         """
         await self._store.change(f"{_PREFIX}{kind}/{name}", change)
         await self.load()
-        await self._announce()
-
-
-log = logging.getLogger(__name__)
-
-_WATCH_EVERY_S = 0.25
+        await announce(self._state, VERSION_KEY)
 
 
 class ConfigWatch:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from common.clock import Clock
-from common.counted_lines import counted
 from coordinator.admission import GroupLimits
 from coordinator.commit_rules import CommitKind, check_commit_without_group
 from coordinator.group_members import protocols_bytes
@@ -286,17 +285,9 @@ class GroupCoordinator:
         ]
 
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
-        """A topic has been deleted: delete its offsets in every group."""
-        try:
-            await self.pending.forget_topic(topic, topic_id)
-            await self.offsets.forget_topic(topic, topic_id, set(self.hosted_groups.ids()))
-        except EngineError as error:
-            log.error(
-                "offsets of deleted topic %s stay until the next start: %s",
-                topic,
-                error,
-                extra=counted(),
-            )
+        """A topic has been deleted: delete its offsets in every group. Raises `EngineError`."""
+        await self.pending.forget_topic(topic, topic_id)
+        await self.offsets.forget_topic(topic, topic_id, set(self.hosted_groups.ids()))
 
     # Groups in memory
 

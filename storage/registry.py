@@ -70,6 +70,23 @@ class Registry(Protocol):
         """Delete `key` if it is still as `expected`. True when the key does not exist any more."""
 
 
+async def announce(state: Registry, key: str) -> int:
+    """Add one to the number under `key`, which other brokers watch. Raises `EngineError`."""
+    while True:
+        version = await state.get(key)
+        number = version_number(version) + 1
+        if await state.compare_and_set(key, version, str(number)):
+            return number
+
+
+def version_number(version: Versioned | None) -> int:
+    """The number under a key that other brokers watch. Raises `EngineError`."""
+    try:
+        return 0 if version is None else int(version.value)
+    except ValueError as error:
+        raise EngineError(f"a version in the registry is not a number: {error}") from error
+
+
 class TableRegistry:
     """The registry of a single process: table `cluster_state` of the embedded engine."""
 

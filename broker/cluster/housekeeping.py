@@ -3,8 +3,8 @@
 The owner of a shard's first slot is the shard's housekeeping broker. It writes topics into
 `topic_versions` where another broker could not, counts the log into `partition_minutes`
 (broker/log/rollup.py), and deletes rows below the start of their log (broker/log/sweep.py). Where a
-log starts is decided by the owner of its slot. The owner of slot 0 deletes the rows of deleted
-topics, once every broker has seen that they are deleted.
+log starts is decided by the owner of its slot. The owner of slot 0 removes the rows of deleted
+topics (broker/topic_cleanup.py), once every broker has read that they are deleted.
 
 Two brokers may do this at the same time for a moment, while slots change hands: it does no harm to
 do any of these tasks twice.
@@ -15,22 +15,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 from uuid import UUID
 
 from broker.cluster.leases import BrokerSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
-from broker.cluster.topic_registry import DeletedTopic, TopicRegistry
-from broker.cluster.topics import SharedCatalog, portions
+from broker.cluster.topic_registry import portions
 from broker.log.producer_states import ProducerStateSweep
 from broker.log.rollup import NotYet, PartRows, Rollup
 from broker.log.sweep import Sweep
 from broker.log.transaction_tables import TransactionSweep
-from broker.topics import remove_rows, store_version, store_versions
+from broker.topic_store import store_versions
+from broker.watched_topics import WatchedTopics
 from common.clock import wall_ms
-from common.counted_lines import counted
 from common.tasks import Periodic
 from sql.queries import query
 from storage.engine import EngineError
@@ -87,15 +85,13 @@ class Housekeeping:
     def __init__(
         self,
         ownership: Known,
-        registry: TopicRegistry,
-        catalog: SharedCatalog,
+        catalog: WatchedTopics,
         hosts: ShardHosts,
         sweep_every_ms: int,
         producer_id_expiration_ms: int,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._ownership = ownership
-        self._registry = registry
         self._catalog = catalog
         self._hosts = hosts
         self._rollups = {
@@ -119,8 +115,6 @@ class Housekeeping:
         self._sweep_every_s = sweep_every_ms / 1000
         self._swept_s = dict.fromkeys(self._sweeps, time.monotonic())
         self._mirrored: dict[str, tuple[int, float]] = {}
-        self._deleted_read_s = -LOOK_ANYWAY_S
-        self._told: dict[str, int] = {}
         self._absent_since_s: dict[UUID, float] = {}
         self.periodic = Periodic("housekeeping", _EVERY_S, self.round)
 
@@ -130,8 +124,6 @@ class Housekeeping:
             if host.is_housekeeper():
                 await self._try(f"shard {host.name}", partial(self._mirror_and_count, host))
                 await self._try(f"old records on shard {host.name}", partial(self._sweep, host))
-        if self._is_topic_housekeeper() and self._may_find_deleted():
-            await self._try("deleted topics", self._remove_deleted)
 
     async def _try(self, what: str, work: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -189,37 +181,15 @@ class Housekeeping:
         if not there:
             self._mirrored[host.name] = version, now_s
 
-    def _is_topic_housekeeper(self) -> bool:
-        slot_map, me = self._ownership.slot_map, self._ownership.session_id
-        return slot_map is not None and me != 0 and slot_map.slots[0].owner == me
 
-    def _may_find_deleted(self) -> bool:
-        waited_s = time.monotonic() - self._deleted_read_s
-        return waited_s >= LOOK_ANYWAY_S or self._catalog.has_deleted()
+def is_topic_housekeeper(known: Known) -> bool:
+    """Whether this broker removes the rows of deleted topics: the owner of the first slot."""
+    slot_map, me = known.slot_map, known.session_id
+    return slot_map is not None and me != 0 and slot_map.slots[0].owner == me
 
-    async def _remove_deleted(self) -> None:
-        self._deleted_read_s = time.monotonic()
-        deleted = await self._registry.deleted()
-        self._told = {one.key: self._told[one.key] for one in deleted if one.key in self._told}
-        for one in deleted:
-            if one.key not in self._told:
-                self._told[one.key] = await self._registry.announce()
-            elif self._all_have_seen(self._told[one.key]):
-                await self._remove(one)
 
-    def _all_have_seen(self, version: int) -> bool:
-        return self._catalog.seen >= version and all(
-            session.topics_seen >= version
-            for session in self._ownership.sessions.values()
-            if not session.is_over
-        )
-
-    async def _remove(self, deleted: DeletedTopic) -> None:
-        gone = replace(deleted.topic, version=deleted.topic.version + 1)
-        for host in self._hosts:
-            await remove_rows(host.engine, gone)
-            await store_version(host.engine, gone, "deleted")
-        await self._registry.forget(deleted)
-        log.info(
-            "the records of deleted topic %s are deleted on every shard", gone.name, extra=counted()
-        )
+def all_have_read(known: Known, version: int) -> bool:
+    """Whether every broker has read this version of the topics, and acted on deletions."""
+    return all(
+        session.topics_seen >= version for session in known.sessions.values() if not session.is_over
+    )

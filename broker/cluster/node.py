@@ -12,13 +12,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TypeVar
 
 from broker import stored_configs
 from broker.admin_store import AdminStore
 from broker.cluster.config import ClusterConfig
 from broker.cluster.feeds import shard_store
-from broker.cluster.housekeeping import Housekeeping
+from broker.cluster.housekeeping import Housekeeping, all_have_read, is_topic_housekeeper
 from broker.cluster.leadership import SlotLeadership
 from broker.cluster.leases import BrokerSession
 from broker.cluster.ownership import Ownership
@@ -28,8 +29,7 @@ from broker.cluster.session import OwnSession
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
-from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry, announce, version_number
-from broker.cluster.topics import SharedCatalog, topic_watch
+from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
 from broker.config import Settings, schema_registry_url
 from broker.feeds.groups import FeedGroups, feeding_instance
 from broker.feeds.host import FedLogs, FeedHost
@@ -58,7 +58,10 @@ from broker.slots.transactions import (
     SlotTransactions,
 )
 from broker.stored_configs import ConfigWatch, StoredConfigs
+from broker.topic_cleanup import TopicCleanup
+from broker.topics import TopicCatalog
 from broker.transaction_markers import MarkerWriter
+from broker.watched_topics import topic_watch
 from broker.wiring import decompressions, transaction_coordinator
 from common.clock import wall_ms
 from common.tasks import Periodic
@@ -66,6 +69,7 @@ from coordinator.slots import ServedSlots
 from storage.clickhouse import ClickHouseServer
 from storage.cluster_sql import SHARD_DATABASE
 from storage.engine import EngineError
+from storage.registry import version_number
 from storage.registry_values import MalformedState
 from storage.shards import Shard
 
@@ -121,8 +125,9 @@ class ClusterNode:
         producer_ids = ProducerIds(state)
         logs = SlotLogs(served, self._hosts, session, producer_ids)
         changed_by_clients = registry_of(registry_servers, "topic_registry")
-        topic_registry = TopicRegistry(changed_by_clients, state, settings)
-        self._topics = SharedCatalog(topic_registry, settings, logs, self._hosts)
+        topic_shards = [host.for_topics for host in self._hosts]
+        topic_store = TopicRegistry(changed_by_clients, state, settings, topic_shards)
+        self._topics = TopicCatalog(topic_store, settings, logs, topic_shards)
         leadership = SlotLeadership(view, endpoint)
         groups = SlotGroups(served, {host.name: host.groups for host in self._hosts})
         self._peers = peers = Peers(endpoint.node_id)
@@ -160,7 +165,7 @@ class ClusterNode:
                     CoordinatorCalls(served, transactions, leadership, peers),
                 ),
                 admin_store,
-                StoredConfigs(admin_store, lambda: announce(state, stored_configs.VERSION_KEY)),
+                StoredConfigs(admin_store, state),
                 data_dir=None,
             ),
         )
@@ -185,12 +190,18 @@ class ClusterNode:
         )
         self._housekeeping = Housekeeping(
             self._ownership,
-            topic_registry,
             self._topics,
             self._hosts,
             settings.retention_check_interval_ms,
             expiration_ms,
         ).periodic
+        self._topic_cleanup = TopicCleanup(
+            topic_store,
+            self._topics,
+            topic_shards,
+            partial(is_topic_housekeeper, self._ownership),
+            partial(all_have_read, self._ownership),
+        )
         self._lanes = Periodic("lanes", _LANES_EVERY_S, self._replace_broken_session)
         shown = settings.metrics_partitions_max
         lanes = [_lanes_of(host) for host in self._hosts]
@@ -212,7 +223,7 @@ class ClusterNode:
         for shard in self._shards:
             await shard.start()
         progress("reading topics")
-        await _patiently(self._topics.load)
+        await _patiently(self._topics.refresh)
         await _patiently(self.broker.load_stored_configs)
         # Clients can connect before `begin`: they must not hear that nobody leads anything.
         await _patiently(self._read_registry)
@@ -234,6 +245,7 @@ class ClusterNode:
         self._configs.start()
         self._lanes.start()
         self._housekeeping.start()
+        self._topic_cleanup.start()
         self._removals.start()
         if self._feeds_here:
             self._feeds.start()
@@ -246,6 +258,7 @@ class ClusterNode:
             self._configs,
             self._lanes,
             self._housekeeping,
+            self._topic_cleanup,
             self._removals,
         )
         tasks = [*self._ownership.background]
@@ -300,6 +313,7 @@ class ClusterNode:
             parts.push_async_callback(self._lanes.close)
             parts.push_async_callback(self._removals.close)
             parts.push_async_callback(self._housekeeping.close)
+            parts.push_async_callback(self._topic_cleanup.close)
             parts.push_async_callback(self._feeds.close)
             parts.push_async_callback(self.hand_over)
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from broker.cluster.session import OwnSession, Tenure
 from broker.config import Settings
@@ -19,6 +19,7 @@ from broker.log.decompression import Decompressions
 from broker.log.rollup import CountedMinutes
 from broker.log.tail_cache import TailCache
 from broker.log.write_lease import SessionWriteLease
+from broker.topic_store import TopicShard
 from broker.wiring import append_limits, group_coordinator
 from common.clock import wall_ms
 from coordinator.slots import Duties, ServedSlots
@@ -136,6 +137,17 @@ class ShardHost:
         # Only now: a block in flight has an earlier time, and a fence has to know it.
         self._floor_ms = max(self._floor_ms, time_ms)
 
+    async def settled(self) -> None:
+        """Wait for the blocks that are being stored now."""
+        if self.appender is not None:
+            await self.appender.settled()
+
+    @property
+    def for_topics(self) -> TopicShard:
+        """As the catalog of topics uses it."""
+        forget_topic = self.groups.forget_topic
+        return TopicShard(self.engine, self.settled, forget_topic, lambda: self.engine.away)
+
     async def close(self) -> None:
         """Store what is queued, then stop."""
         await self.groups.close()
@@ -190,12 +202,3 @@ class ShardHosts:
         return {
             one.tenure.session_id for one in writing if one is not None and one.appender.has_ended
         }
-
-    async def settled(self) -> None:
-        """Wait for the blocks that are being stored now."""
-        await asyncio.gather(*(host.appender.settled() for host in self if host.appender))
-
-    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
-        """Forget the offsets that groups committed to a deleted topic."""
-        for host in self:
-            await host.groups.forget_topic(topic, topic_id)

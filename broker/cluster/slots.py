@@ -18,10 +18,10 @@ from broker.cluster.leases import BrokerReport, BrokerSession
 from broker.cluster.session import SessionOver, Tenure
 from broker.cluster.shard_host import ShardHosts
 from broker.cluster.slot_logs import SlotLogs
-from broker.cluster.topics import SharedCatalog
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
 from broker.slots.transactions import SlotTransactions
+from broker.watched_topics import WatchedTopics
 from common.clock import DAY_MS, wall_ms
 from coordinator.slots import ServedSlots
 from protocol.errors import NotLeaderOrFollower
@@ -42,7 +42,7 @@ class Slots:
         slots: ServedSlots,
         hosts: ShardHosts,
         logs: SlotLogs,
-        catalog: SharedCatalog,
+        catalog: WatchedTopics,
         transactions: SlotTransactions,
         patience_s: float,
     ) -> None:
@@ -66,7 +66,7 @@ class Slots:
             lanes={host.name: host.resolved for host in self._hosts},
             append_floors=floors,
             away=frozenset(host.name for host in self._hosts if host.engine.away),
-            topics_seen=self._catalog.seen,
+            topics_seen=self._catalog.settling.seen,
             failures_ms=self._hosts.failures_ms(wall_ms() - _FAILED_LATELY_MS),
         )
 

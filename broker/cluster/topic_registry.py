@@ -1,9 +1,12 @@
-"""Topics as keys of the registry: how they are named, written, changed and deleted there.
+"""Topics as keys of the registry, and how they are named, written, changed and deleted there.
 
 `topic/<name>` holds a topic; compare-and-set makes names unique. Deleting one creates
 `deleting/<topic id>` first and removes the name after it, so a deletion that was interrupted counts
-as done; the key is removed when the rows are deleted (broker/cluster/housekeeping.py). The key
+as done; the key is removed when the rows are removed (broker/topic_cleanup.py). The key
 `topics_version` grows with every change, and tells the other brokers to read the topics again.
+
+Every shard has the topics as rows of `topic_versions` too, for SQL. The broker that makes a change
+writes them, and the shard's housekeeping broker repairs them.
 """
 
 from __future__ import annotations
@@ -11,18 +14,26 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from broker.config import Settings
 from broker.effective_configs import effective
 from broker.log.topic import Topic
+from broker.topic_store import (
+    ChangedElsewhere,
+    Refusals,
+    StoredTopics,
+    TopicShard,
+    TopicState,
+    after,
+    store_versions,
+)
 from common.counted_lines import counted
-from protocol.errors import KafkaError
+from protocol.errors import KafkaError, TopicAlreadyExists
 from storage.engine import EngineError
-from storage.registry import Registry, Versioned
+from storage.registry import Registry, Versioned, announce, version_number
 
 log = logging.getLogger(__name__)
 
@@ -30,112 +41,183 @@ VERSION_KEY = "topics_version"
 _TOPIC = "topic/"
 _DELETING = "deleting/"
 _AT_ONCE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class DeletedTopic:
-    """A deleted topic whose rows still exist."""
-
-    topic: Topic
-    key: str
-    stored: Versioned
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTopics:
-    """All topics as they were read. `stored` includes those that cannot be parsed."""
-
-    live: Mapping[str, Topic]
-    stored: Mapping[str, Versioned]
-    deleted: frozenset[str]
-    """Ids of topics."""
+_CHANGE_TOPICS = 250
+_CHANGE_CONFIG_CHARS = 50_000
 
 
 class TopicRegistry:
-    """Reads and changes topics. Every call raises `EngineError` if there is no answer."""
+    """`TopicStore` of a broker among several. One broker's: it knows what that has read."""
 
-    def __init__(self, topics: Registry, state: Registry, settings: Settings) -> None:
+    late_max_ms = 60_000
+
+    def __init__(
+        self,
+        topics: Registry,
+        state: Registry,
+        settings: Settings,
+        shards: Collection[TopicShard],
+    ) -> None:
         """`topics` holds the topics, `state` their version."""
         self._topics = topics
         self._state = state
         self._settings = settings
+        self._shards = shards
+        self._stored: dict[str, Versioned] = {}
+        self._deleted: set[str] = set()
 
     async def version(self) -> int:
         return version_number(await self._state.get(VERSION_KEY))
 
-    async def announce(self) -> int:
-        """Tell the other brokers to read the topics again; returns the new version."""
-        return await announce(self._state, VERSION_KEY)
-
     async def read(self) -> StoredTopics:
         found = await self._topics.list("")
-        deleted = frozenset(
-            key.removeprefix(_DELETING) for key in found if key.startswith(_DELETING)
-        )
-        stored = {
+        self._deleted = {key.removeprefix(_DELETING) for key in found if key.startswith(_DELETING)}
+        self._stored = {
             key.removeprefix(_TOPIC): one for key, one in found.items() if key.startswith(_TOPIC)
         }
-        topics = (self.understood(_TOPIC + name, one) for name, one in stored.items())
+        topics = (self._understood(_TOPIC + name, one) for name, one in self._stored.items())
         live = {
             topic.name: topic
             for topic in topics
-            if topic is not None and str(topic.topic_id) not in deleted
+            if topic is not None and str(topic.topic_id) not in self._deleted
         }
-        return StoredTopics(live, stored, deleted)
+        return StoredTopics(live, frozenset(self._stored), frozenset(self._deleted))
 
-    async def write(self, topic: Topic, expected: Versioned | None) -> bool:
-        """False if the stored topic is not `expected`."""
-        key = _TOPIC + topic.name
-        return await self._topics.compare_and_set(key, expected, _text(topic))
+    async def create(self, topics: Sequence[Topic]) -> Refusals:
+        refused: Refusals = {}
+        lost: EngineError | None = None
+        for some in portions(topics):
+            if lost is None:
+                try:
+                    refused |= await self._create(some)
+                except EngineError as error:
+                    lost = error
+            if lost is not None:
+                refused |= {one.topic_id: lost for one in some}
+        return refused
 
-    async def create(self, topics: Iterable[Topic]) -> dict[str, Versioned]:
+    async def add_partitions(self, topics: Sequence[Topic]) -> Refusals:
+        return await self._change(topics)
+
+    async def set_configs(self, topics: Sequence[Topic]) -> Refusals:
+        return await self._change(topics)
+
+    async def delete(self, topics: Sequence[Topic]) -> Refusals:
+        refused: Refusals = {}
+        for some in portions(topics):
+            try:
+                await self._delete(some)
+            except EngineError as error:
+                refused |= {one.topic_id: error for one in some}
+        return refused
+
+    async def announce(self, topics: Sequence[Topic], state: TopicState) -> int:
+        number = await announce(self._state, VERSION_KEY)
+        for some in portions(topics):
+            await self._mirror(some, state)
+        return number
+
+    async def deleted(self) -> Sequence[Topic]:
+        found = (await self._topics.list(_DELETING)).items()
+        topics = (self._understood(key, stored) for key, stored in found)
+        return [topic for topic in topics if topic is not None]
+
+    async def announce_deleted(self) -> int:
+        return await announce(self._state, VERSION_KEY)
+
+    async def forget(self, topics: Sequence[Topic]) -> None:
+        for shard in self._shards:
+            await store_versions(shard.engine, after(topics), "deleted")
+        for topic in topics:
+            await self._remove_keys(topic)
+
+    async def _remove_keys(self, topic: Topic) -> None:
+        left = await self._topics.get(_TOPIC + topic.name)
+        found = None if left is None else self._understood(_TOPIC + topic.name, left)
+        if left is not None and found is not None and found.topic_id == topic.topic_id:
+            await self._topics.delete(_TOPIC + topic.name, left)  # the deletion was interrupted
+        key = f"{_DELETING}{topic.topic_id}"
+        mark = await self._topics.get(key)
+        if mark is not None:
+            await self._topics.delete(key, mark)
+
+    async def _create(self, topics: Sequence[Topic]) -> Refusals:
+        """In one change. A name whose deletion was interrupted is written over."""
+        left_over = [topic for topic in topics if self._is_left_over(topic.name)]
+        written_over = {topic.name for topic in left_over}
+        fresh = [topic for topic in topics if topic.name not in written_over]
+        made = await self._put_new(fresh) if fresh else {}
+        self._stored |= made
+        taken: Refusals = {
+            one.topic_id: TopicAlreadyExists(f"The topic {one.name!r} exists already.")
+            for one in fresh
+            if one.name not in made
+        }
+        return taken | await self._change(left_over)
+
+    async def _put_new(self, topics: Iterable[Topic]) -> dict[str, Versioned]:
         """Store new topics in one change. Returns those whose names were free, by name."""
         made = await self._topics.create({_TOPIC + one.name: _text(one) for one in topics})
         return {key.removeprefix(_TOPIC): stored for key, stored in made.items()}
 
-    async def stored(self, name: str) -> Versioned | None:
-        return await self._topics.get(_TOPIC + name)
+    def _is_left_over(self, name: str) -> bool:
+        """Whether the name still belongs to a topic whose deletion was interrupted."""
+        stored = self._stored.get(name)
+        topic = None if stored is None else self._understood(_TOPIC + name, stored)
+        return topic is not None and str(topic.topic_id) in self._deleted
 
-    async def delete(self, topics: Sequence[Topic], stored: Mapping[str, Versioned]) -> None:
-        """From then on the topics are deleted, even if their names still exist. One change.
+    async def _change(self, topics: Sequence[Topic]) -> Refusals:
+        refused: Refusals = {}
+        for topic in topics:
+            try:
+                if not await self._write(topic):
+                    refused[topic.topic_id] = ChangedElsewhere(topic.name)
+            except EngineError as error:
+                refused[topic.topic_id] = error
+        return refused
 
-        `stored`: what is stored under their names.
-        """
+    async def _write(self, topic: Topic) -> bool:
+        """False if what is stored under the name is not what this broker has read."""
+        key = _TOPIC + topic.name
+        expected = self._stored.get(topic.name)
+        if not await self._topics.compare_and_set(key, expected, _text(topic)):
+            return False
+        now = await self._topics.get(key)
+        if now is not None:
+            self._stored[topic.name] = now
+        return True
+
+    async def _delete(self, topics: Sequence[Topic]) -> None:
+        """From then on the topics are deleted, even if their names still exist. One change."""
         await self._topics.create({f"{_DELETING}{one.topic_id}": _text(one) for one in topics})
+        self._deleted.update(str(one.topic_id) for one in topics)
         # A name that stays is written over by the next topic of that name.
-        for at in range(0, len(topics), _AT_ONCE):
-            await asyncio.gather(
-                *(
-                    self._free_name(one.name, stored[one.name])
-                    for one in topics[at : at + _AT_ONCE]
-                    if one.name in stored
-                )
-            )
+        names = [one.name for one in topics if one.name in self._stored]
+        for at in range(0, len(names), _AT_ONCE):
+            await asyncio.gather(*map(self._free_name, names[at : at + _AT_ONCE]))
 
-    async def _free_name(self, name: str, stored: Versioned) -> None:
+    async def _free_name(self, name: str) -> None:
         try:
-            await self._topics.delete(_TOPIC + name, stored)
+            await self._topics.delete(_TOPIC + name, self._stored.pop(name))
         except EngineError as error:
             log.info("the name of deleted topic %s stays for now: %s", name, error, extra=counted())
 
-    async def deleted(self) -> list[DeletedTopic]:
-        """Topics whose rows are to be removed."""
-        found = []
-        for key, stored in (await self._topics.list(_DELETING)).items():
-            topic = self.understood(key, stored)
-            if topic is not None:
-                found.append(DeletedTopic(topic, key, stored))
-        return found
+    async def _mirror(self, topics: Sequence[Topic], state: TopicState) -> None:
+        """Write what topics are now to the shards that answer, for SQL."""
+        for shard in self._shards:
+            if shard.is_away():
+                continue
+            try:
+                await store_versions(shard.engine, topics, state)
+            except EngineError as error:
+                log.warning(
+                    "%d topics (%s) are not on every shard yet: %s",
+                    len(topics),
+                    ", ".join(topic.name for topic in topics[:3]),
+                    error,
+                    extra=counted(),
+                )
 
-    async def forget(self, deleted: DeletedTopic) -> None:
-        """Remove the keys of a deleted topic: nothing else is left of it."""
-        left = await self.stored(deleted.topic.name)
-        topic = None if left is None else self.understood(_TOPIC + deleted.topic.name, left)
-        if left is not None and topic is not None and topic.topic_id == deleted.topic.topic_id:
-            await self._topics.delete(_TOPIC + topic.name, left)  # the deletion was interrupted
-        await self._topics.delete(deleted.key, deleted.stored)
-
-    def understood(self, key: str, stored: Versioned) -> Topic | None:
+    def _understood(self, key: str, stored: Versioned) -> Topic | None:
         """None for what a newer version of this program may have written."""
         try:
             return self._parsed(json.loads(stored.value))
@@ -159,21 +241,19 @@ class TopicRegistry:
         )
 
 
-async def announce(state: Registry, key: str) -> int:
-    """Add one to the number under `key`, which other brokers watch. Raises `EngineError`."""
-    while True:
-        version = await state.get(key)
-        number = version_number(version) + 1
-        if await state.compare_and_set(key, version, str(number)):
-            return number
-
-
-def version_number(version: Versioned | None) -> int:
-    """The number under a key that other brokers watch. Raises `EngineError`."""
-    try:
-        return 0 if version is None else int(version.value)
-    except ValueError as error:
-        raise EngineError(f"a version in the registry is not a number: {error}") from error
+def portions(topics: Sequence[Topic]) -> Iterator[Sequence[Topic]]:
+    """The topics in portions that fit into one change of the registry: Keeper takes 1 MB."""
+    portion: list[Topic] = []
+    size = 0
+    for topic in topics:
+        taken = sum(len(name) + len(value) for name, value in topic.configs.items())
+        if portion and (len(portion) == _CHANGE_TOPICS or size + taken > _CHANGE_CONFIG_CHARS):
+            yield portion
+            portion, size = [], 0
+        portion.append(topic)
+        size += taken
+    if portion:
+        yield portion
 
 
 def _text(topic: Topic) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -77,21 +77,11 @@ class Reclaim:
     It ends earlier when a quarter of the disk is free.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        logs: OpenLogs,
-        reserve: DiskReserve,
-        retry_deletions: Callable[[], Awaitable[None]],
-    ) -> None:
-        """`engine`: without its journal, which may wait for space.
-
-        `retry_deletions`: of topics whose rows could not be deleted for lack of space.
-        """
+    def __init__(self, engine: Engine, logs: OpenLogs, reserve: DiskReserve) -> None:
+        """`engine`: without its journal, which may wait for space."""
         self._engine = engine
         self._logs = logs
         self._reserve = reserve
-        self._retry_deletions = retry_deletions
         self._outage = Outage(log, "the disk cannot be freed", "the disk can be freed again")
         self._seen: tuple[frozenset[str], int] | None = None
         self._is_active = False
@@ -107,7 +97,6 @@ class Reclaim:
             return
         try:
             await self.round()
-            await self._retry_deletions()
         except EngineError as error:
             self._outage.failed(error)
         else:

@@ -27,7 +27,7 @@ async def broker(scripted: ScriptedEngine) -> AsyncIterator[OneBroker]:
     made = OneBroker(scripted)
     made.host.rows.start()
     made.host.groups.start()
-    await made.catalog.load()
+    await made.catalog.refresh()
     yield made
     await made.host.close()
     await made.catalog.close()

@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
-from broker.cluster.housekeeping import Housekeeping
+from broker.cluster.housekeeping import Housekeeping, all_have_read, is_topic_housekeeper
 from broker.cluster.leases import BrokerSession, SessionState
 from broker.cluster.session import housekeeper_of
 from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.topic_registry import TopicRegistry
-from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
+from broker.topic_cleanup import TopicCleanup
+from broker.topics import TopicCatalog
 from broker.wiring import decompressions
 from common.clock import DAY_MS
 from coordinator.slots import ServedSlots
@@ -24,7 +26,7 @@ from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.slot_map import SlotMap
 from tests.support.clock import NOON
-from tests.support.cluster_parts import DeletedTopics, begin_session, embedded_shard, own_session
+from tests.support.cluster_parts import begin_session, embedded_shard, own_session
 from tests.support.one_topic import add_partitions, create_topic, delete_topic
 from tests.support.shared_catalog import HalfLeader, MemoryRegistry
 from tests.support.stored_rows import store_records
@@ -66,8 +68,9 @@ class HousekeptCluster:
         self.shard = embedded_shard("a", engine)
         self.now_ms = NOW_MS + 5_000
         self.topics = MemoryRegistry()
-        self.registry = TopicRegistry(self.topics, MemoryRegistry(), Settings())
-        self.catalog = SharedCatalog(self.registry, Settings(), HalfLeader(0), DeletedTopics())
+        state = MemoryRegistry()
+        unmirrored = TopicRegistry(self.topics, state, Settings(), [])
+        self.catalog = TopicCatalog(unmirrored, Settings(), HalfLeader(0), [])
         assert self.known.slot_map is not None
         own = own_session(self.known.slot_map)
         begin_session(own, self.known.session_id)
@@ -75,8 +78,15 @@ class HousekeptCluster:
         slots = ServedSlots(1, own.may_serve)
         host = ShardHost(self.shard, settings, TailCache(0), own, slots, decompressions(settings))
         hosts = ShardHosts([host])
-        self.keeping = Housekeeping(
-            self.known, self.registry, self.catalog, hosts, 0, DAY_MS, lambda: self.now_ms
+        self.keeping = Housekeeping(self.known, self.catalog, hosts, 0, DAY_MS, lambda: self.now_ms)
+        shards = [host.for_topics]
+        self.store = TopicRegistry(self.topics, state, Settings(), shards)
+        self.cleanup = TopicCleanup(
+            self.store,
+            self.catalog,
+            shards,
+            partial(is_topic_housekeeper, self.known),
+            partial(all_have_read, self.known),
         )
 
     async def record(self, topic: Topic, offset: int, at_ms: int) -> None:
@@ -225,19 +235,27 @@ async def test_rows_of_a_deleted_topic_are_deleted_when_every_broker_knows_of_th
     topic = await create_topic(house.catalog, "orders", 1, {})
     await house.record(topic, 0, NOW_MS)
     await delete_topic(house.catalog, topic)
-    await house.keeping.round()  # tells the others
+    await house.cleanup.round()  # tells the others
     await house.catalog.refresh()
-    await house.keeping.round()
+    assert house.catalog.settling._task is not None
+    await house.catalog.settling._task
+    await house.cleanup.round()
     assert await house.engine.rows("SELECT count() FROM messages") == [[1]]
-    house.known.sessions = {
-        number: replace(one, topics_seen=house.catalog.seen)
+    read_by_all = {
+        number: replace(one, topics_seen=house.catalog.settling.seen)
         for number, one in house.known.sessions.items()
     }
-    await house.keeping.round()
+    house.known.session_id = 2
+    house.known.sessions = read_by_all
+    await house.cleanup.round()
+    assert await house.engine.rows("SELECT count() FROM messages") == [[1]], "another one does it"
+    house.known.session_id = 1
+    await house.cleanup.round()
     async with asyncio.timeout(LIMIT_S):  # the engine deletes behind
         while await house.engine.rows("SELECT count() FROM messages") != [[0]]:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert await house.registry.deleted() == []
+    assert await house.store.deleted() == []
+    assert house.catalog.gone == set()
     rows = await house.engine.rows("SELECT argMax(state, version) FROM topic_versions")
     assert rows == [["deleted"]]
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.config import Settings
 from broker.log import removals as removals_module
 from broker.log.partition import PartitionLog
 from broker.log.producer_states import ProducerStates
@@ -19,11 +18,11 @@ from broker.log.reader import ColdReader
 from broker.log.removals import Piece, Range, Removals, SingleRemovalShard, clipped, pieces
 from broker.log.row_sources import SingleRowLane, SingleRowSource
 from broker.log.tail_cache import TailCache
-from broker.topics import LocalCatalog
 from common.clock import DAY_MS, wall_ms
 from protocol.errors import NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from storage.row_lane import RowLane
+from tests.support.embedded_topics import catalog_on
 from tests.support.log_parts import (
     ScriptedEngine,
     append,
@@ -55,7 +54,7 @@ class CompactedTopics:
     def __init__(self, engine: EmbeddedEngine, lane: RowLane) -> None:
         self.engine = engine
         self.scripted = ScriptedEngine(engine)
-        self.catalog = LocalCatalog(engine, Settings())
+        self.catalog = catalog_on(engine)
         self.reader = ColdReader(SingleRowSource(self.scripted), 64 << 20)
         self.shard = Shard(engine)
         sources = SingleRowSource(engine)
@@ -142,8 +141,8 @@ async def test_compaction_keeps_the_last_record_and_the_end_of_the_log(
     await house.decide(log.topic_id, (-(2**63), 2**63 - 1))
     await house.removals.round()
     assert await house.offsets(log) == [9]
-    restarted = LocalCatalog(house.engine, Settings())
-    await restarted.load()
+    restarted = catalog_on(house.engine)
+    await restarted.refresh()
     again = log_of(restarted, log.topic, 0)
     assert (again.log_start_offset, again.high_watermark) == (0, 10)
 

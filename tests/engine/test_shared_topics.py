@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, cast
 
 import pytest
 
 from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
-from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.led_partitions import LedPartitions
 from broker.log.topic import Topic
-from broker.topics import NewTopic
+from broker.topic_cleanup import TopicCleanup
+from broker.topics import NewTopic, TopicCatalog
 from protocol.errors import (
     InvalidPartitions,
     NotLeaderOrFollower,
@@ -21,11 +23,14 @@ from protocol.errors import (
 )
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
-from storage.registry import Versioned
-from tests.support.cluster_parts import DeletedTopics, embedded_shard
+from storage.registry import Registry, Versioned
+from tests.support.clock import NOON
+from tests.support.cluster_parts import DeletedTopics
 from tests.support.log_parts import log_of
 from tests.support.one_topic import add_partitions, create_topic, delete_topic
 from tests.support.shared_catalog import HalfLeader, MemoryRegistry
+from tests.support.stored_rows import store_records
+from tests.support.waiting import LIMIT_S
 
 
 class Two:
@@ -33,25 +38,29 @@ class Two:
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         self.topics, self.state = MemoryRegistry(), MemoryRegistry()
-        self.registry = TopicRegistry(self.topics, self.state, Settings())
         self.halves = HalfLeader(0), HalfLeader(1)
-        self.shards = DeletedTopics([embedded_shard("a", engine)])
+        self.deleted = DeletedTopics([engine])
         self.even, self.odd = (
-            SharedCatalog(self.registry, Settings(), half, self.shards) for half in self.halves
+            TopicCatalog(self.store(), Settings(), half, self.deleted.shards)
+            for half in self.halves
         )
 
+    def store(self) -> TopicRegistry:
+        return TopicRegistry(self.topics, self.state, Settings(), self.deleted.shards)
 
-async def settled(catalog: SharedCatalog) -> None:
+
+async def settled(catalog: TopicCatalog) -> None:
     """What was seen has been made true, beside everything else."""
-    while catalog._settling is not None and not catalog._settling.done():
-        await asyncio.wait([catalog._settling])
+    task = catalog.settling._task
+    if task is not None:
+        await asyncio.wait([task])
 
 
 @pytest.fixture
 async def two(engine: EmbeddedEngine) -> AsyncIterator[Two]:
     brokers = Two(engine)
-    await brokers.even.load()
-    await brokers.odd.load()
+    await brokers.even.refresh()
+    await brokers.odd.refresh()
     yield brokers
     await brokers.even.close()
     await brokers.odd.close()
@@ -173,26 +182,26 @@ async def test_a_deleted_topic_is_removed_from_every_broker_before_its_rows_are_
     await delete_topic(two.even, topic)
     assert two.odd.get("orders") is not None
     await settled(two.odd)
-    before = two.odd.seen
+    before = two.odd.settling.seen
     await two.odd.refresh()
     assert two.odd.get("orders") is None
     await settled(two.odd)
     await settled(two.even)
-    assert two.odd.seen > before
+    assert two.odd.settling.seen > before
     assert isinstance(of_odd.closed, UnknownTopicOrPartition)
     assert two.halves[1].were_closed == [of_odd]
-    assert two.shards.forgotten == [("orders", topic.topic_id)] * 2
-    (deleted,) = await two.registry.deleted()
-    assert deleted.topic.topic_id == topic.topic_id
+    assert two.deleted.forgotten == [("orders", topic.topic_id)] * 2
+    (deleted,) = await two.store().deleted()
+    assert deleted.topic_id == topic.topic_id
     states = await engine.rows("SELECT state FROM topic_versions ORDER BY version")
     assert states == [["live"], ["deleting"]]
 
     again = await create_topic(two.odd, "orders", 1, {})
-    await two.registry.forget(deleted)
+    await two.store().forget([deleted])
     await two.even.refresh()
     assert two.even.get("orders") == again
     assert again.topic_id != topic.topic_id
-    assert await two.registry.deleted() == []
+    assert await two.store().deleted() == []
 
 
 async def test_an_interrupted_deletion_is_completed_by_another_broker(two: Two) -> None:
@@ -202,9 +211,84 @@ async def test_an_interrupted_deletion_is_completed_by_another_broker(two: Two) 
     two.topics.values.update(left)  # as if the broker had died before it took the name away
     await two.odd.refresh()
     assert two.odd.get("orders") is None
-    (deleted,) = await two.registry.deleted()
-    await two.registry.forget(deleted)
+    (deleted,) = await two.store().deleted()
+    await two.store().forget([deleted])
     assert two.topics.values == {}
+
+
+class KilledRegistry:
+    """The registry of a broker that is killed after its n-th change of it."""
+
+    def __init__(self, registry: MemoryRegistry, left: list[int], killed: asyncio.Event) -> None:
+        self._registry = registry
+        self._left = left
+        self._killed = killed
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._registry, name)
+        return call if name in ("get", "list") else partial(self._change, call)
+
+    async def _change(self, call: Callable[..., Awaitable[object]], *args: object) -> object:
+        if self._left[0] == 0:
+            self._killed.set()
+            await asyncio.Event().wait()
+        self._left[0] -= 1
+        return await call(*args)
+
+
+@pytest.mark.parametrize("changes", range(6))
+async def test_a_deletion_that_a_kill_interrupts_is_completed_by_another_broker(
+    two: Two, engine: EmbeddedEngine, changes: int
+) -> None:
+    topic = await create_topic(two.odd, "orders", 2, {})
+    await store_records(engine, "orders", topic.topic_id, append_time_ms=NOON)
+    left, killed = [changes], asyncio.Event()
+    topics, state = (
+        cast(Registry, KilledRegistry(one, left, killed)) for one in (two.topics, two.state)
+    )
+    store = TopicRegistry(topics, state, Settings(), two.deleted.shards)
+    dying = TopicCatalog(store, Settings(), HalfLeader(0), two.deleted.shards)
+    await dying.refresh()
+
+    async def life() -> None:
+        await delete_topic(dying, topic)
+        await clean_up(dying, store, two.odd)
+        killed.set()
+
+    before = asyncio.all_tasks()
+    living = asyncio.create_task(life())
+    await killed.wait()
+    for task in asyncio.all_tasks() - before:
+        task.cancel()
+    await asyncio.wait([living])
+
+    two.odd._looked_s = float("-inf")  # the other broker may not have told
+    await two.odd.refresh()
+    assert two.odd.all() == ([] if changes else [topic])
+    if changes:
+        await clean_up(two.odd, two.store(), two.even)
+        async with asyncio.timeout(LIMIT_S):  # the engine deletes afterwards
+            while await engine.rows("SELECT count() FROM messages") != [[0]]:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        again = await create_topic(two.odd, "orders", 1, {})
+        assert again.topic_id != topic.topic_id
+    assert two.topics.values.keys() == {"topic/orders"}
+
+
+async def clean_up(catalog: TopicCatalog, store: TopicRegistry, other: TopicCatalog) -> None:
+    """What the broker with the first slot does when another one has read of the deletion."""
+    cleanup = TopicCleanup(
+        store,
+        catalog,
+        catalog._shards,
+        lambda: True,
+        lambda version: other.settling.seen >= version,
+    )
+    for _ in range(2):
+        await cleanup.round()
+        for one in (catalog, other):
+            await one.refresh()
+            await settled(one)
 
 
 async def test_the_registry_is_not_read_while_it_is_unchanged(two: Two) -> None:
@@ -213,7 +297,7 @@ async def test_the_registry_is_not_read_while_it_is_unchanged(two: Two) -> None:
     two.topics.away = True
     await two.odd.refresh()
     await settled(two.odd)
-    assert two.state.values[VERSION_KEY].value == str(two.odd.seen)
+    assert two.state.values[VERSION_KEY].value == str(two.odd.settling.seen)
 
 
 async def test_changes_fail_and_topics_stay_while_the_registry_is_away(two: Two) -> None:
@@ -269,7 +353,7 @@ async def test_an_old_answer_of_the_registry_does_not_remove_a_topic(two: Two) -
     two.state.values = {VERSION_KEY: Versioned("9", 9)}
     await two.even.refresh()
     assert log_of(two.even, topic, 0) is log
-    assert two.shards.forgotten == []
+    assert two.deleted.forgotten == []
     two.topics.values, two.state.values = now
 
 
@@ -282,8 +366,7 @@ async def test_a_topic_whose_creation_failed_after_it_was_stored_exists_at_the_n
     two.state.away = False
     # As it is when the registry fails between the topic and its announcement.
     topic = await create_topic(two.odd, "orders", 1, {})
-    two.even._stored["orders"] = two.topics.values["topic/orders"]
-    two.even._looked_at = 99
+    two.even.version = 99
     with pytest.raises(TopicAlreadyExists):
         await create_topic(two.even, "orders", 1, {})
     assert two.even.get("orders") == topic

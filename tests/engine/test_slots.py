@@ -9,13 +9,12 @@ import pytest
 
 from broker.cluster.session import SessionOver
 from broker.cluster.topic_registry import TopicRegistry
-from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.open_logs import OpenLogs
+from broker.topics import TopicCatalog
 from protocol.errors import KafkaStorageError, NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
-from tests.support.cluster_parts import DeletedTopics
 from tests.support.log_parts import ScriptedEngine, append, log_of, plain
 from tests.support.one_topic import create_topic
 from tests.support.slot_broker import SLOT, OneBroker
@@ -27,7 +26,7 @@ async def broker(engine: EmbeddedEngine) -> AsyncIterator[OneBroker]:
     made = OneBroker(engine)
     made.host.rows.start()
     made.host.groups.start()
-    await made.catalog.load()
+    await made.catalog.refresh()
     yield made
     await made.host.close()
     await made.catalog.close()
@@ -35,9 +34,9 @@ async def broker(engine: EmbeddedEngine) -> AsyncIterator[OneBroker]:
 
 async def made_elsewhere(broker: OneBroker) -> None:
     """Another broker makes a topic."""
-    registry = TopicRegistry(broker.topics, broker.state, Settings())
-    other = SharedCatalog(registry, Settings(), Nothing(), DeletedTopics())
-    await other.load()
+    store = TopicRegistry(broker.topics, broker.state, Settings(), [])
+    other = TopicCatalog(store, Settings(), Nothing(), [])
+    await other.refresh()
     await create_topic(other, "t", 2, {})
     await other.close()
 
@@ -119,7 +118,7 @@ async def test_a_cluster_broker_reports_the_shard_that_refuses_records_until_it_
     broker = OneBroker(scripted)
     broker.host.rows.start()
     broker.host.groups.start()
-    await broker.catalog.load()
+    await broker.catalog.refresh()
     await broker.serve()
     topic = await create_topic(broker.catalog, "t", 1, {})
     served, appender = log_of(broker.catalog, topic, 0), broker.host.appender

@@ -14,7 +14,7 @@ import pytest
 from broker.log import sweep as sweep_module
 from broker.log.fence import burn, fence
 from broker.log.sweep import Sweep, is_over, is_worth_it
-from broker.topics import remove_rows
+from broker.topic_cleanup import remove_rows
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
 from tests.support.clock import NOON, Clock
@@ -307,7 +307,7 @@ async def test_days_of_deleted_topics_are_dropped(house: SweptLog) -> None:
     await house.rows("gone", gone, 10, 10)
     await house.start_at(gone, 3)
     await house.counted()
-    await remove_rows(house.engine, replace(make_topic("gone"), topic_id=gone))
+    await remove_rows(house.engine, [replace(make_topic("gone"), topic_id=gone)])
     await house.topic("gone", "deleted", gone)
     await until_async(house.is_idle)
     await house.swept()

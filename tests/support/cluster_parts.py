@@ -10,10 +10,12 @@ from broker.cluster.leases import BrokerSession, SessionLease
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.session import OwnSession, Tenure
 from broker.cluster.shard_host import ShardEngine
+from broker.topic_store import TopicShard
 from common.clock import wall_ms
 from storage.engine import Engine
 from storage.registry import Versioned
 from storage.slot_map import SlotMap
+from tests.support.embedded_topics import at_once
 from tests.support.shared_catalog import MemoryRegistry
 
 TTL_MS = 9_000_000
@@ -57,22 +59,11 @@ def begin_session(session: OwnSession, session_id: int, *shards: str) -> Tenure:
 
 
 class DeletedTopics:
-    """Empty shards. They note the topics whose offsets are to be deleted."""
+    """Shards to which nothing is being written. They note the topics whose offsets are deleted."""
 
-    def __init__(self, shards: Sequence[ShardEngine] = ()) -> None:
-        self._shards = [_Host(shard) for shard in shards]
+    def __init__(self, engines: Sequence[Engine]) -> None:
         self.forgotten: list[tuple[str, UUID]] = []
+        self.shards = [TopicShard(one, at_once, self._forget_topic) for one in engines]
 
-    def reachable(self) -> list[_Host]:
-        return self._shards
-
-    async def settled(self) -> None:
-        """Nothing is being stored."""
-
-    async def forget_topic(self, topic: str, topic_id: UUID) -> None:
+    async def _forget_topic(self, topic: str, topic_id: UUID) -> None:
         self.forgotten.append((topic, topic_id))
-
-
-class _Host:
-    def __init__(self, engine: ShardEngine) -> None:
-        self.engine = engine

@@ -8,11 +8,11 @@ from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import TopicRegistry
-from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.producer_ids import ProducerIds
 from broker.slots.transactions import SlotTransactions
+from broker.topics import TopicCatalog
 from broker.wiring import decompressions
 from coordinator.slots import ServedSlots
 from storage.engine import Engine
@@ -61,8 +61,9 @@ class OneBroker:
         )
         self.hosts = hosts = ShardHosts([self.host])
         self.logs = SlotLogs(served, hosts, self.session, ProducerIds(self.ids))
-        registry = TopicRegistry(self.topics, self.state, settings)
-        self.catalog = SharedCatalog(registry, settings, self.logs, hosts)
+        shards = [self.host.for_topics]
+        store = TopicRegistry(self.topics, self.state, settings, shards)
+        self.catalog = TopicCatalog(store, settings, self.logs, shards)
         transactions = SlotTransactions(served, {})
         self.slots = Slots(served, hosts, self.logs, self.catalog, transactions, 0.2)
 

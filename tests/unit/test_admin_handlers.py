@@ -33,7 +33,6 @@ from broker.offsets_topic.offsets_topic import OffsetsTopic
 from broker.request_counts import RequestCounts
 from broker.slots.groups import SlotGroups
 from broker.stored_configs import StoredConfigs
-from broker.topics import LocalCatalog
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.slots import ServedSlots
 from protocol._request_head import RequestHeader
@@ -41,6 +40,7 @@ from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, Unkn
 from protocol.versions import ApiKey
 from storage.engine import Engine, EngineError
 from storage.registry import TableRegistry
+from tests.support.embedded_topics import catalog_on
 from tests.support.one_topic import create_topic
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -66,16 +66,14 @@ class RecordingEngine:
             raise EngineError("Code: 243. Cannot reserve 1.00 MiB (NOT_ENOUGH_SPACE)", 243)
 
 
-async def nothing() -> None:
-    """No other broker has to be told."""
-
-
 @pytest.fixture
 def broker() -> Broker:
     settings = Settings()
     endpoint = BrokerEndpoint(1, "localhost", 9092)
-    catalog = LocalCatalog(cast(Engine, RecordingEngine()), settings)
-    stored = StoredConfigs(AdminStore(TableRegistry(cast(Engine, RecordingEngine()))), nothing)
+    catalog = catalog_on(RecordingEngine())
+    catalog.version = 1  # it has read the table
+    registry = TableRegistry(cast(Engine, RecordingEngine()))
+    stored = StoredConfigs(AdminStore(registry), registry)
     known = SimpleNamespace(
         settings=settings,
         stored_configs=stored,

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 
-from broker.config import Settings
 from broker.leadership import BrokerEndpoint, SingleBroker
 from broker.log.block import Appended, Outcome, PendingAppend, build_block
 from broker.log.partition import PartitionLog
@@ -35,7 +34,6 @@ from broker.slots.transactions import (
     MarkersHere,
     SlotTransactions,
 )
-from broker.topics import LocalCatalog
 from broker.transaction_checks import TransactionChecks
 from broker.transaction_markers import MarkerWriter
 from common.clock import Clock
@@ -55,6 +53,7 @@ from protocol.errors import (
 )
 from storage.engine import Engine, EngineError, Row
 from storage.row_lane import RowLane, TableRows
+from tests.support.embedded_topics import catalog_on
 from tests.support.log_parts import LIMITS, header_of, make_topic
 from tests.support.record_batches import Record, batch_of
 
@@ -117,7 +116,7 @@ class Life:
         self.is_over = False
         self.ended = asyncio.Event()
         self.connection_lost = asyncio.Event()
-        catalog = LocalCatalog(cast(Engine, None), Settings())
+        catalog = catalog_on(None)
         catalog.known.put(world.topic)
         self.logs = catalog.logs
         self.partitions = [self._opened(number) for number in range(len(world.partitions))]

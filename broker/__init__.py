@@ -12,10 +12,10 @@
 * admin_store.py: what administrators set beside topics, with stored_configs.py, client_quotas.py;
   resource_configs.py: which configs groups and client metrics have.
 * topics.py: the topics; topic_names.py: Kafka's rules for their names.
-* leadership.py: who leads and coordinates; led_partitions.py: the log of a partition, or
-  NOT_LEADER_OR_FOLLOWER; producer_ids.py; fetch_sessions.py.
+* leadership.py: brokers and leaders, as clients see them; led_partitions.py: the log of a
+  partition, or NOT_LEADER_OR_FOLLOWER; producer_ids.py; fetch_sessions.py.
 * transaction_checks.py asks the coordinator about batches; transaction_markers.py ends
   transactions; encoded_topics.py: Metadata.
-* api/: a file for each Kafka API. log/: the log of a partition. cluster/: what several brokers
-  need. cli/: the command `brokerhouse`.
+* api/: a file for each Kafka API. log/: the log of a partition. slots/: what belongs to slots, on
+  any broker. cluster/: what several brokers need. cli/: the command `brokerhouse`.
 """

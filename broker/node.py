@@ -23,7 +23,7 @@ from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
 from broker.fetch_sessions import FetchSessions
 from broker.in_flight import InFlight
-from broker.leadership import BrokerEndpoint, Leadership
+from broker.leadership import BrokerEndpoint
 from broker.led_partitions import LedPartitions
 from broker.log.block import Appending
 from broker.log.log_starts import LogStarts
@@ -36,6 +36,7 @@ from broker.producer_ids import ProducerIds
 from broker.request_counts import FetchedCounts, RequestCounts
 from broker.response_memory import ResponseMemory
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.slots.transactions import CoordinatorCalls, SlotTransactions
 from broker.stored_configs import Configs, StoredConfigs
 from broker.topics import TopicCatalog
@@ -60,7 +61,7 @@ class Parts:
 
     cluster_id: str
     endpoint: BrokerEndpoint
-    leadership: Leadership
+    leadership: SlotLeadership
     row_sources: RowSources
     appender: Appending
     log_starts: LogStarts

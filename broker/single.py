@@ -24,7 +24,7 @@ from broker.config import Settings, schema_registry_url
 from broker.control import ControlSocket
 from broker.feed_groups import feeding_instance
 from broker.feeds import TableFeeds
-from broker.leadership import BrokerEndpoint, SingleBroker
+from broker.leadership import BrokerEndpoint
 from broker.log.appender import Appender
 from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
@@ -48,6 +48,7 @@ from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.single_feeds import SingleFeedGroups, SingleFeedHost
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
 from broker.slots.transactions import (
     CoordinatorCalls,
@@ -99,10 +100,6 @@ class _TopicData:
 
     async def forget_topic(self, topic: str, topic_id: UUID) -> None:
         await self.groups.forget_topic(topic, topic_id)
-
-
-async def _nobody_else() -> None:
-    """No other broker has to be told of a change."""
 
 
 class _OlderRows(SingleRowSource):
@@ -157,7 +154,7 @@ class SingleNode:
         producer_ids = ProducerIds(registry)
         markers = MarkerWriter(self.appender, SingleRowLane(self.rows))
         here = MarkersHere(markers, groups, self.topics)
-        leadership, peers = SingleBroker(endpoint), Peers(endpoint.node_id)
+        leadership, peers = SlotLeadership.alone(endpoint), Peers(endpoint.node_id)
         transactions = transaction_coordinator(
             settings,
             engine,
@@ -212,7 +209,7 @@ class SingleNode:
                     CoordinatorCalls(slots, self.transactions, leadership, peers),
                 ),
                 admin_store,
-                StoredConfigs(admin_store, _nobody_else),
+                StoredConfigs(admin_store),
                 Path(settings.data_dir).resolve(),
             ),
         )

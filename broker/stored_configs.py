@@ -28,8 +28,10 @@ Configs = Mapping[str, str]
 class StoredConfigs:
     """The configs of each resource that has any."""
 
-    def __init__(self, store: AdminStore, announce: Callable[[], Awaitable[object]]) -> None:
-        """`announce` tells the other brokers that something has changed."""
+    def __init__(
+        self, store: AdminStore, announce: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """`announce` tells the other brokers, if there are any, that something has changed."""
         self._store = store
         self._announce = announce
         self._found: Mapping[str, Configs] = {}
@@ -56,4 +58,5 @@ class StoredConfigs:
         """
         await self._store.change(f"{_PREFIX}{kind}/{name}", change)
         await self.load()
-        await self._announce()
+        if self._announce is not None:
+            await self._announce()

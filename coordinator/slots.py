@@ -16,14 +16,14 @@ from functools import lru_cache, partial
 from uuid import UUID
 
 from protocol.errors import CoordinatorLoadInProgress, NotCoordinator
-from storage.slot_map import Slot, slot_of_group, slot_of_partition
+from storage.slot_map import FIRST_EPOCH, Slot, slot_of_group, slot_of_partition
 
 EMBEDDED = "embedded"
 """The shard of a single broker: its embedded engine."""
 
 _KAFKA_PARTITIONS = 50
 """Kafka's offsets.topic.num.partitions: the slots of a single broker."""
-_ENDLESS_SESSION, _FIRST_EPOCH = 1, 0
+_ENDLESS_SESSION = 1
 
 
 def always() -> bool:
@@ -70,7 +70,7 @@ class ServedSlots:
     def alone(cls) -> ServedSlots:
         """The slots of a single broker: the groups of each are those of a partition in Kafka."""
         slots = cls(_KAFKA_PARTITIONS, always, kafka_partition)
-        one = Slot(_ENDLESS_SESSION, _FIRST_EPOCH, (EMBEDDED,))
+        one = Slot(_ENDLESS_SESSION, FIRST_EPOCH, (EMBEDDED,))
         slots.owned = dict.fromkeys(range(slots.count), one)
         slots.serving = set(slots.owned)
         return slots

@@ -22,7 +22,6 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 from broker.cluster.config import ClusterConfig
 from broker.cluster.feed_tables import FeedTables
 from broker.cluster.feeds import ShardDefinitions, ShardSessions
-from broker.cluster.leadership import SlotLeadership
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.remote_groups import RemoteGroups
 from broker.cluster.servers import layout, registry_of, single_servers
@@ -30,6 +29,7 @@ from broker.feed_groups import CLIENT
 from broker.feeds import FeedPartition, source_of
 from broker.leadership import BrokerEndpoint
 from broker.log.row_sources import source_of_offset
+from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
 from common.counted_lines import counted
 from common.tasks import Outage, Periodic

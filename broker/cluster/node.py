@@ -21,7 +21,6 @@ from broker.cluster.config_watch import ConfigWatch
 from broker.cluster.feed_tables import FeedTables
 from broker.cluster.feeds import ClusterFeedGroups, ClusterFeedHost
 from broker.cluster.housekeeping import Housekeeping
-from broker.cluster.leadership import SlotLeadership
 from broker.cluster.leases import BrokerSession
 from broker.cluster.ownership import Ownership
 from broker.cluster.registry_view import RegistryView
@@ -52,6 +51,7 @@ from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.single import cluster_id
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
 from broker.slots.transactions import (
     CoordinatorCalls,

@@ -19,8 +19,8 @@ from kafka.protocol.consumer import (
     SyncGroupResponse,
 )
 
-from broker.cluster.leadership import SlotLeadership
 from broker.feed_groups import REBALANCE_MS
+from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
 from coordinator.messages import (
     Committer,

@@ -26,12 +26,13 @@ from broker.auto_creation import AutoCreation
 from broker.config import Settings
 from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
-from broker.leadership import BrokerEndpoint, SingleBroker
+from broker.leadership import BrokerEndpoint
 from broker.node import Broker
 from broker.offsets_topic.offsets_topic import OffsetsTopic
 from broker.request_counts import RequestCounts
 from broker.response_memory import ResponseMemory
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.stored_configs import StoredConfigs
 from broker.topics import LocalCatalog
 from coordinator.messages import OFFSETS_TOPIC
@@ -66,16 +67,12 @@ class RecordingEngine:
             raise EngineError("Code: 243. Cannot reserve 1.00 MiB (NOT_ENOUGH_SPACE)", 243)
 
 
-async def nothing() -> None:
-    """No other broker has to be told."""
-
-
 @pytest.fixture
 def broker() -> Broker:
     settings = Settings()
     endpoint = BrokerEndpoint(1, "localhost", 9092)
     catalog = LocalCatalog(cast(Engine, RecordingEngine()), settings)
-    stored = StoredConfigs(AdminStore(TableRegistry(cast(Engine, RecordingEngine()))), nothing)
+    stored = StoredConfigs(AdminStore(TableRegistry(cast(Engine, RecordingEngine()))))
     known = SimpleNamespace(
         settings=settings,
         stored_configs=stored,
@@ -86,7 +83,7 @@ def broker() -> Broker:
         cluster_id="c" * 22,
         node_id=1,
         endpoint=endpoint,
-        leadership=SingleBroker(endpoint),
+        leadership=SlotLeadership.alone(endpoint),
         encoded_topics=EncodedTopics(),
         requests=RequestCounts(),
     )

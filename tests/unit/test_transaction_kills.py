@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import pytest
 
 from broker.config import Settings
-from broker.leadership import BrokerEndpoint, SingleBroker
+from broker.leadership import BrokerEndpoint
 from broker.log.block import Appended, Outcome, PendingAppend, build_block
 from broker.log.partition import PartitionLog
 from broker.log.producers import ProducerEntry
@@ -28,6 +28,7 @@ from broker.log.row_sources import RowLanes
 from broker.log.topic import Topic
 from broker.log.transactions import OpenTransaction
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
 from broker.slots.transactions import (
     CoordinatorCalls,
@@ -127,7 +128,8 @@ class Life:
         self._queue: asyncio.Queue[PendingAppend] = asyncio.Queue()
         clock = cast(Clock, world)
         slots = ServedSlots.alone()
-        leadership, peers = SingleBroker(BrokerEndpoint(1, "localhost", 9092)), Peers(1)
+        leadership = SlotLeadership.alone(BrokerEndpoint(1, "localhost", 9092))
+        peers = Peers(1)
         writer = MarkerWriter(self, cast(RowLanes, self))
         here = MarkersHere(writer, SlotGroups(slots, {}), catalog)
         markers = MarkersEverywhere(1, here, slots, leadership, peers)

@@ -21,7 +21,7 @@ from broker import topic_names
 from broker.config import Settings
 from broker.effective_configs import effective
 from broker.known_topics import KnownTopics, collision
-from broker.log.open_logs import LocalLogs, OpenLogs
+from broker.log.open_logs import OpenLogs
 from broker.log.topic import Topic
 from common.counted_lines import counted
 from common.tasks import in_turns
@@ -401,24 +401,23 @@ async def remove_rows(engine: Engine, topic: Topic) -> None:
 class LocalCatalog(TopicCatalog):
     """The catalog of a broker that leads every partition: topics are rows of `topic_versions`."""
 
-    logs: LocalLogs
-
     def __init__(
         self,
         engine: Engine,
         settings: Settings,
+        logs: OpenLogs,
         data: TopicData | None = None,
         reserve: DiskReserve | None = None,
     ) -> None:
         """`reserve`: of the engine's disk; it is used to delete topics."""
-        super().__init__(settings, LocalLogs(engine))
+        super().__init__(settings, logs)
         self._engine = engine
         self._reserve = reserve
         self._data = data or NoTopicData()
         self._left_over: dict[UUID, Topic] = {}  # deleted, and their rows could not be removed yet
 
     async def load(self) -> None:
-        """Read the topics, and open all logs."""
+        """Read the topics, and open all logs. Raises `EngineError`."""
         topics = []
         for name, topic_id, partitions, configs, version, state in await self._engine.rows(
             "SELECT name, topic_id, partitions, configs, version, state FROM topic_versions FINAL"
@@ -432,7 +431,8 @@ class LocalCatalog(TopicCatalog):
                 self._clean_up(topic)
             else:
                 topics.append(topic)
-        await self.logs.open_missing(topics)
+        if not await self.logs.open_missing(topics):
+            raise EngineError("some logs cannot be opened; the log says why")
         for topic in topics:
             self.known.put(topic)
 

@@ -16,10 +16,7 @@ from functools import lru_cache, partial
 from uuid import UUID
 
 from protocol.errors import CoordinatorLoadInProgress, NotCoordinator
-from storage.slot_map import FIRST_EPOCH, Slot, slot_of_group, slot_of_partition
-
-EMBEDDED = "embedded"
-"""The shard of a single broker: its embedded engine."""
+from storage.slot_map import EMBEDDED, FIRST_EPOCH, Slot, slot_of_group, slot_of_partition
 
 _KAFKA_PARTITIONS = 50
 """Kafka's offsets.topic.num.partitions: the slots of a single broker."""
@@ -43,10 +40,6 @@ class Duties:
     """Whether this is the housekeeping broker of the shard."""
     serves_all: Callable[[], bool]
     """Whether it serves every slot: no other broker stores anything that has to be read."""
-
-
-ENDLESS = Duties(always, always, always)
-"""Those of a single broker."""
 
 
 class ServedSlots:

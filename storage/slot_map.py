@@ -17,6 +17,9 @@ SLOTS_KEY = "slots"
 NOBODY = 0
 """The owner of a slot that no broker serves. Session ids begin at 1."""
 
+EMBEDDED = "embedded"
+"""The shard of a single broker: its embedded engine."""
+
 FIRST_EPOCH = 0
 """The epoch of a slot that nobody has claimed yet: every owner in a cluster has a higher one. A
 single broker never claims its slots, so its records have this leader epoch."""

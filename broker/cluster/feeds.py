@@ -20,13 +20,13 @@ from pathlib import Path
 
 from broker.cluster.feed_tables import FeedTables
 from broker.cluster.remote_groups import RemoteGroups
-from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.table_changes import ShardTableChanges
 from broker.feed_groups import FeedCoordinator
 from broker.feeds import FeedPartition, source_of
 from broker.log.partition import PartitionLog
 from broker.slots.groups import SlotGroups
 from broker.slots.peers import Peers
+from broker.slots.slot_logs import SlotLogs
 from coordinator.feeds.decoding.client import ValueDecoder
 from coordinator.feeds.definition import (
     FeedDefinition,

@@ -21,13 +21,13 @@ from typing import Protocol
 from uuid import UUID
 
 from broker.cluster.leases import BrokerSession
-from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.topic_registry import DeletedTopic, TopicRegistry
 from broker.cluster.topics import SharedCatalog, portions
 from broker.log.producer_states import ProducerStateSweep
 from broker.log.rollup import NotYet, PartRows, Rollup
 from broker.log.sweep import Sweep
 from broker.log.transaction_tables import TransactionSweep
+from broker.slots.shard_host import ShardHost, ShardHosts
 from broker.topics import remove_rows, store_version, store_versions
 from common.clock import wall_ms
 from common.counted_lines import counted

@@ -27,8 +27,6 @@ from broker.cluster.registry_view import RegistryView
 from broker.cluster.remote_groups import RemoteGroups
 from broker.cluster.servers import hear_together, layout, migrate, registry_of, single_servers
 from broker.cluster.session import OwnSession
-from broker.cluster.shard_host import ShardHost, ShardHosts
-from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry, announce, version_number
 from broker.cluster.topics import SharedCatalog, topic_watch
@@ -53,6 +51,8 @@ from broker.single import cluster_id
 from broker.slots.groups import SlotGroups
 from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
+from broker.slots.shard_host import ShardHost, ShardHosts
+from broker.slots.slot_logs import SlotLogs
 from broker.slots.transactions import (
     CoordinatorCalls,
     MarkersEverywhere,
@@ -117,11 +117,11 @@ class ClusterNode:
         self._decompressions = decompressions(settings)
         served = ServedSlots(cluster.slots, session.may_serve)
         self._hosts = ShardHosts(
-            ShardHost(shard, settings, cache, session, served, self._decompressions)
+            ShardHost(shard, settings, cache, served, session.is_housekeeper, self._decompressions)
             for shard in self._shards
         )
         producer_ids = ProducerIds(state)
-        logs = SlotLogs(served, self._hosts, session, producer_ids)
+        logs = SlotLogs(served, self._hosts, producer_ids)
         changed_by_clients = registry_of(registry_servers, "topic_registry")
         topic_registry = TopicRegistry(changed_by_clients, state, settings)
         self._topics = SharedCatalog(topic_registry, settings, logs, self._hosts)

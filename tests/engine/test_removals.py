@@ -16,14 +16,15 @@ from broker.log import removals as removals_module
 from broker.log.partition import PartitionLog
 from broker.log.producer_states import ProducerStates
 from broker.log.reader import ColdReader
-from broker.log.removals import Piece, Range, Removals, SingleRemovalShard, clipped, pieces
-from broker.log.row_sources import SingleRowLane, SingleRowSource
+from broker.log.removals import Piece, Range, Removals, clipped, pieces
 from broker.log.tail_cache import TailCache
 from broker.topics import LocalCatalog
 from common.clock import DAY_MS, wall_ms
 from protocol.errors import NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
+from storage.engine import Engine
 from storage.row_lane import RowLane
+from tests.support.alone import OneLane, OneShard, all_logs
 from tests.support.log_parts import (
     ScriptedEngine,
     append,
@@ -40,13 +41,20 @@ ALL = 1 << 40
 COMPACT = {"cleanup.policy": "compact"}
 
 
-class Shard(SingleRemovalShard):
-    """A shard of which another broker may be the housekeeper."""
+class Shard:
+    """The only shard, of which another broker may be the housekeeper."""
 
+    name = "shard"
     is_mine = True
+
+    def __init__(self, engine: Engine) -> None:
+        self.patient = engine
 
     def is_housekeeper(self) -> bool:
         return self.is_mine
+
+    def reachable(self) -> tuple[Shard]:
+        return (self,)
 
 
 class CompactedTopics:
@@ -55,11 +63,11 @@ class CompactedTopics:
     def __init__(self, engine: EmbeddedEngine, lane: RowLane) -> None:
         self.engine = engine
         self.scripted = ScriptedEngine(engine)
-        self.catalog = LocalCatalog(engine, Settings())
-        self.reader = ColdReader(SingleRowSource(self.scripted), 64 << 20)
+        self.catalog = LocalCatalog(engine, Settings(), all_logs(engine))
+        self.reader = ColdReader(OneShard(self.scripted), 64 << 20)
         self.shard = Shard(engine)
-        sources = SingleRowSource(engine)
-        states = ProducerStates(SingleRowLane(lane), sources, DAY_MS, wall_ms)
+        sources = OneShard(engine)
+        states = ProducerStates(OneLane(lane), sources, DAY_MS, wall_ms)
         self.removals = Removals(self.shard, self.catalog, sources, self.reader, states)
 
     async def log(
@@ -142,7 +150,7 @@ async def test_compaction_keeps_the_last_record_and_the_end_of_the_log(
     await house.decide(log.topic_id, (-(2**63), 2**63 - 1))
     await house.removals.round()
     assert await house.offsets(log) == [9]
-    restarted = LocalCatalog(house.engine, Settings())
+    restarted = LocalCatalog(house.engine, Settings(), all_logs(house.engine))
     await restarted.load()
     again = log_of(restarted, log.topic, 0)
     assert (again.log_start_offset, again.high_watermark) == (0, 10)

@@ -11,10 +11,10 @@ from broker.cluster.session import SessionOver
 from broker.cluster.topic_registry import TopicRegistry
 from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
-from broker.log.open_logs import OpenLogs
 from protocol.errors import KafkaStorageError, NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
+from tests.support.alone import GivenLogs
 from tests.support.cluster_parts import DeletedTopics
 from tests.support.log_parts import ScriptedEngine, append, log_of, plain
 from tests.support.one_topic import create_topic
@@ -36,23 +36,10 @@ async def broker(engine: EmbeddedEngine) -> AsyncIterator[OneBroker]:
 async def made_elsewhere(broker: OneBroker) -> None:
     """Another broker makes a topic."""
     registry = TopicRegistry(broker.topics, broker.state, Settings())
-    other = SharedCatalog(registry, Settings(), Nothing(), DeletedTopics())
+    other = SharedCatalog(registry, Settings(), GivenLogs(), DeletedTopics())
     await other.load()
     await create_topic(other, "t", 2, {})
     await other.close()
-
-
-class Nothing(OpenLogs):
-    """Leads nothing."""
-
-    def may_serve(self) -> bool:
-        return True
-
-    async def open_new(self, *_: object) -> bool:
-        return True
-
-    async def open_missing(self, *_: object) -> bool:
-        return True
 
 
 async def test_logs_of_a_new_topic_are_opened_by_the_next_session_if_the_session_ends_meanwhile(

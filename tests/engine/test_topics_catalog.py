@@ -14,7 +14,7 @@ import pytest
 from broker.config import Settings
 from broker.log.appender import Appender
 from broker.log.topic import Topic
-from broker.topics import LocalCatalog, NewTopic, NoTopicData
+from broker.topics import LocalCatalog, NewTopic, NoTopicData, TopicData
 from protocol.errors import (
     InvalidPartitions,
     InvalidTopic,
@@ -23,7 +23,9 @@ from protocol.errors import (
 )
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
+from storage.registry import Registry
 from tests.support import log_parts
+from tests.support.alone import all_logs
 from tests.support.log_parts import (
     ScriptedEngine,
     log_of,
@@ -33,6 +35,7 @@ from tests.support.log_parts import (
 )
 from tests.support.one_topic import add_partitions, create_topic, delete_topic
 from tests.support.seeds import seeds
+from tests.support.shared_catalog import MemoryRegistry
 from tests.support.waiting import LIMIT_S
 
 LOG_APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
@@ -48,8 +51,12 @@ class SettledBy(NoTopicData):
         await self._settled()
 
 
-def catalog_on(engine: EmbeddedEngine | ScriptedEngine) -> LocalCatalog:
-    return LocalCatalog(engine, Settings())
+def catalog_on(
+    engine: EmbeddedEngine | ScriptedEngine,
+    data: TopicData | None = None,
+    ids: Registry | None = None,
+) -> LocalCatalog:
+    return LocalCatalog(engine, Settings(), all_logs(engine, ids), data)
 
 
 async def restarted(engine: EmbeddedEngine | ScriptedEngine) -> LocalCatalog:
@@ -330,7 +337,7 @@ async def test_topics_are_deleted_even_if_the_offsets_of_one_cannot_be_deleted(
             if topic == "t0":
                 raise refusal
 
-    catalog = LocalCatalog(engine, Settings(), Refusing())
+    catalog = catalog_on(engine, Refusing())
     topics = [await create_topic(catalog, f"t{n}", 1, {}) for n in range(3)]
     assert await catalog.delete_all(topics) == {topics[0].topic_id: refusal}
     assert catalog.all() == []
@@ -365,7 +372,7 @@ async def test_a_late_clean_up_keeps_the_rows_of_the_topic_created_again(
         await settled.wait()
 
     appender = make_appender(engine)
-    catalog = LocalCatalog(engine, Settings(), SettledBy(wait))
+    catalog = catalog_on(engine, SettledBy(wait))
     first = await create_topic(catalog, "t", 1, {})
     await append(appender, catalog, first, b"old")
     await delete_topic(catalog, first)
@@ -396,7 +403,7 @@ async def test_rows_in_flight_when_their_topic_was_deleted_are_deleted_too(
 ) -> None:
     scripted = ScriptedEngine(engine)
     appender = make_appender(scripted)
-    catalog = LocalCatalog(scripted, Settings(), SettledBy(appender.settled))
+    catalog = catalog_on(scripted, SettledBy(appender.settled))
     topic = await create_topic(catalog, "t", 1, {})
     log = log_of(catalog, topic, 0)
     scripted.gate.clear()
@@ -465,7 +472,7 @@ async def test_a_clean_up_interrupted_by_a_shutdown_starts_again_at_the_next_sta
         await never.wait()
 
     appender = make_appender(engine)
-    catalog = LocalCatalog(engine, Settings(), SettledBy(never_settled))
+    catalog = catalog_on(engine, SettledBy(never_settled))
     topic = await create_topic(catalog, "t", 1, {})
     log = log_of(catalog, topic, 0)
     await append(appender, catalog, topic, b"x")
@@ -518,8 +525,9 @@ async def test_logs_know_the_first_producer_id_given_after_the_start(
     engine: EmbeddedEngine, catalog: LocalCatalog
 ) -> None:
     await create_topic(catalog, "t", 1, {})
-    again = catalog_on(engine)
-    again.logs.first_fresh_producer_id = 2000
+    ids = MemoryRegistry()
+    await ids.compare_and_set("next_producer_id", None, "2000")
+    again = catalog_on(engine, ids=ids)
     await again.load()
     topic = again.get("t")
     assert topic is not None

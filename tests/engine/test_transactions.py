@@ -13,7 +13,6 @@ from broker.log.appender import Appender
 from broker.log.block import Appended, Outcome, PendingAppend, PendingMarker
 from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
-from broker.log.row_sources import SingleRowLane, SingleRowSource
 from broker.log.transaction_recovery import recover_transactions
 from broker.log.transaction_tables import ended_rows
 from broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
@@ -31,6 +30,7 @@ from protocol.errors import (
 from storage.blocks import block
 from storage.embedded import EmbeddedEngine
 from storage.row_lane import RowLane, TableRows
+from tests.support.alone import OneLane, OneShard
 from tests.support.log_parts import (
     LANES,
     NOTHING_FRESH,
@@ -63,7 +63,7 @@ async def appender(scripted: ScriptedEngine) -> AsyncIterator[Appender]:
 async def markers(appender: Appender, engine: EmbeddedEngine) -> AsyncIterator[MarkerWriter]:
     rows = RowLane(engine, LANES - 1, uuid4())
     rows.start()
-    yield MarkerWriter(appender, SingleRowLane(rows))
+    yield MarkerWriter(appender, OneLane(rows))
     await rows.close()
 
 
@@ -291,7 +291,7 @@ async def test_aborted_transactions_that_are_not_in_memory_are_read_from_the_tab
     assert anew.transactions.listed_from == listed[0].last_offset
     for first, end in ((0, 10**6), (1000, 1011), (995, 996), (996, 1000), (19_000, 21_000)):
         expected = [one for one in known if one.first_offset < end and one.last_offset >= first]
-        reader = ColdReader(SingleRowSource(engine), 1 << 20)
+        reader = ColdReader(OneShard(engine), 1 << 20)
         assert await reader.aborted(anew, first, end) == expected
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.cluster.shard_host import ShardHost, ShardHosts
-from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import TopicRegistry
 from broker.cluster.topics import SharedCatalog
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.producer_ids import ProducerIds
+from broker.slots.shard_host import ShardHost, ShardHosts
+from broker.slots.slot_logs import SlotLogs
 from broker.slots.transactions import SlotTransactions
 from broker.wiring import decompressions
 from coordinator.slots import ServedSlots
@@ -55,12 +55,12 @@ class OneBroker:
             shard,
             settings,
             TailCache(1 << 20),
-            self.session,
             served,
+            self.session.is_housekeeper,
             decompressions(settings),
         )
         self.hosts = hosts = ShardHosts([self.host])
-        self.logs = SlotLogs(served, hosts, self.session, ProducerIds(self.ids))
+        self.logs = SlotLogs(served, hosts, ProducerIds(self.ids))
         registry = TopicRegistry(self.topics, self.state, settings)
         self.catalog = SharedCatalog(registry, settings, self.logs, hosts)
         transactions = SlotTransactions(served, {})

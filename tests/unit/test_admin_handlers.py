@@ -42,6 +42,7 @@ from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, Unkn
 from protocol.versions import ApiKey
 from storage.engine import Engine, EngineError
 from storage.registry import TableRegistry
+from tests.support.alone import all_logs
 from tests.support.one_topic import create_topic
 
 UNKNOWN_TOPIC_OR_PARTITION = 3
@@ -71,7 +72,8 @@ class RecordingEngine:
 def broker() -> Broker:
     settings = Settings()
     endpoint = BrokerEndpoint(1, "localhost", 9092)
-    catalog = LocalCatalog(cast(Engine, RecordingEngine()), settings)
+    engine = cast(Engine, RecordingEngine())
+    catalog = LocalCatalog(engine, settings, all_logs(engine))
     stored = StoredConfigs(AdminStore(TableRegistry(cast(Engine, RecordingEngine()))))
     known = SimpleNamespace(
         settings=settings,

@@ -41,7 +41,7 @@ from broker.transaction_checks import TransactionChecks
 from broker.transaction_markers import MarkerWriter
 from common.clock import Clock
 from coordinator.hosted_transactions import HostedTransactions
-from coordinator.slots import EMBEDDED, ServedSlots
+from coordinator.slots import ServedSlots
 from coordinator.transaction_states import Member, Producer, Transaction
 from coordinator.transactions import TransactionCoordinator, TransactionLimits
 from protocol.errors import (
@@ -56,6 +56,8 @@ from protocol.errors import (
 )
 from storage.engine import Engine, EngineError, Row
 from storage.row_lane import RowLane, TableRows
+from storage.slot_map import EMBEDDED
+from tests.support.alone import GivenLogs
 from tests.support.log_parts import LIMITS, header_of, make_topic
 from tests.support.record_batches import Record, batch_of
 
@@ -120,7 +122,7 @@ class Life:
         self.is_over = False
         self.ended = asyncio.Event()
         self.connection_lost = asyncio.Event()
-        catalog = LocalCatalog(cast(Engine, None), Settings())
+        catalog = LocalCatalog(cast(Engine, None), Settings(), GivenLogs())
         catalog.known.put(world.topic)
         self.logs = catalog.logs
         self.partitions = [self._opened(number) for number in range(len(world.partitions))]

@@ -64,7 +64,7 @@ SEGMENT_BYTES = 16 << 20
 _SPACE_LASTS_S = 0.01
 """How long the disk is taken to have space after it had enough. Asking costs as much as a block."""
 _FOR_DELETING = frozenset({"partition_checkpoints", "producer_states"})
-"""Tables whose rows say what is deleted: they may use the reserve of the disk."""
+"""Tables whose rows say what is deleted: to insert them releases the reserve of the disk."""
 _LOOK_AGAIN_S = 0.005
 """How often room is looked for while everything that takes it is on its way to the file."""
 _FILES_PER_LIMIT = 2

@@ -4,8 +4,8 @@
 * The registry: registry_view.py (reads it, writes the slot map, declares sessions dead),
   session.py (this broker's session), topic_registry.py (topics), config_watch.py (configs).
 * Decisions, pure: leases.py (who should own which slot), slot_phases.py (what follows for a slot).
-* Acting on them: ownership.py, reconcile.py, slots.py, slot_logs.py.
-* shard_host.py: what runs on one shard; topics.py: what handlers see.
+* Acting on them: ownership.py, reconcile.py, slots.py.
+* topics.py: the topics, as handlers see them. Logs, groups and shards are in broker/slots/.
 * feeds.py, feed_tables.py: feeds of typed tables; beside.py, feed_process.py: `brokerhouse feed`.
 * housekeeping.py: what one broker does for all; check.py: the findings of `brokerhouse check`.
 """

@@ -44,7 +44,7 @@ class TopicShard(Protocol):
 
 
 class TopicShards(TopicData, Protocol):
-    """The shards on which topics have rows: broker/cluster/shard_host.py."""
+    """The shards on which topics have rows: broker/slots/shard_host.py."""
 
     def reachable(self) -> Sequence[TopicShard]:
         """The shards that answer."""

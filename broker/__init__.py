@@ -13,10 +13,11 @@
   resource_configs.py: which configs groups and client metrics have.
 * topics.py: changes of topics; watched_topics.py: topics as they were read; topic_store.py: where
   they are stored; topic_cleanup.py: rows of deleted ones; topic_names.py: Kafka's rules for names.
-* leadership.py: who leads and coordinates; led_partitions.py: the log of a partition, or
-  NOT_LEADER_OR_FOLLOWER; producer_ids.py; fetch_sessions.py.
+* leadership.py: brokers and leaders, as clients see them; led_partitions.py: the log of a
+  partition, or NOT_LEADER_OR_FOLLOWER; producer_ids.py; fetch_sessions.py.
 * transaction_checks.py asks the coordinator about batches; transaction_markers.py ends
   transactions; encoded_topics.py: Metadata.
 * api/: a file for each Kafka API. log/: the log of a partition. feeds/: feeds of typed tables.
-  cluster/: what several brokers need. cli/: the command `brokerhouse`.
+  slots/: what belongs to slots, on any broker. cluster/: what several brokers need.
+  cli/: the command `brokerhouse`.
 """

@@ -22,7 +22,7 @@ from broker.config import Settings
 from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
 from broker.fetch_sessions import FetchSessions
-from broker.leadership import BrokerEndpoint, Leadership
+from broker.leadership import BrokerEndpoint
 from broker.led_partitions import LedPartitions
 from broker.log.block import Appending
 from broker.log.log_starts import LogStarts
@@ -35,6 +35,7 @@ from broker.offsets_topic.offsets_topic import OffsetsTopic
 from broker.producer_ids import ProducerIds
 from broker.request_counts import FetchedCounts, RequestCounts
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.slots.transactions import CoordinatorCalls, SlotTransactions
 from broker.stored_configs import Configs, StoredConfigs
 from broker.topics import TopicCatalog
@@ -59,7 +60,7 @@ class Parts:
 
     cluster_id: str
     endpoint: BrokerEndpoint
-    leadership: Leadership
+    leadership: SlotLeadership
     row_sources: RowSources
     appender: Appending
     log_starts: LogStarts

@@ -2,8 +2,10 @@
 
 broker/server.py calls `open_engine`, then `open_single` (tables, the cluster's id), `open` (what is
 stored is read, the lanes start) and, once clients may connect, `begin` (work in the background).
-`SingleNode` builds its parts in one direction: registry, appender, roll-up, lane of small rows,
-groups, topics, log starts, retention and sweep, the `Broker` that handlers reach, removals, SQL.
+A single broker is a cluster of one: its engine is the only shard, its session never ends and owns
+every slot (broker/slots/). `SingleNode` builds its parts in one direction: registry, the host of
+the shard, roll-up, open logs, topics, transactions, log starts, retention and sweep, the `Broker`
+that handlers reach, removals, SQL.
 
 `cluster_id` makes the id of the cluster at the first start, also for broker/cluster/node.py.
 """
@@ -24,21 +26,18 @@ from broker.control import ControlSocket
 from broker.feeds.groups import FeedGroups, feeding_instance
 from broker.feeds.host import FedLogs, FeedHost, embedded_store
 from broker.feeds.running import TableFeeds
-from broker.leadership import BrokerEndpoint, SingleBroker
-from broker.log.appender import Appender
+from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
-from broker.log.open_logs import LocalLogs
-from broker.log.partition import PartitionLog
 from broker.log.producer_states import ProducerStates, ProducerStateSweep
 from broker.log.reclaim import Reclaim
-from broker.log.removals import Removals, SingleRemovalShard
+from broker.log.removals import Removals
 from broker.log.retention import Retention, upkeep
 from broker.log.rollup import AppendedRows, Rollup
-from broker.log.row_sources import SingleRowLane, SingleRowSource
+from broker.log.row_sources import JournaledRows
 from broker.log.sweep import Sweep
 from broker.log.tail_cache import TailCache
 from broker.log.transaction_tables import TransactionSweep
-from broker.log.write_lease import EndlessLease
+from broker.log.write_lease import EndlessSession
 from broker.monitoring.engine import EngineMetrics, JournalMetrics
 from broker.monitoring.families import MetricSource
 from broker.monitoring.groups import GroupMetrics
@@ -47,7 +46,10 @@ from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
+from broker.slots.shard_host import ShardHost, ShardHosts, Writing
+from broker.slots.slot_logs import SlotLogs
 from broker.slots.transactions import (
     CoordinatorCalls,
     MarkersEverywhere,
@@ -56,48 +58,34 @@ from broker.slots.transactions import (
 )
 from broker.stored_configs import StoredConfigs
 from broker.topic_cleanup import TopicCleanup
-from broker.topic_store import TopicShard, TopicTable
+from broker.topic_store import TopicTable
 from broker.topics import TopicCatalog
 from broker.transaction_markers import MarkerWriter
 from broker.wiring import (
-    append_limits,
     decompressions,
-    group_coordinator,
     journal_limits,
     transaction_coordinator,
 )
 from common.clock import wall_ms
 from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
-from coordinator.slots import EMBEDDED, ENDLESS, ServedSlots
+from coordinator.slots import ServedSlots
 from feeds.tables import ALONE
 from sql.http.interface import make_app
 from storage.backup import Backups
 from storage.data_directory import refuse_unfinished
 from storage.disk_reserve import default_reserve_bytes
 from storage.embedded import EmbeddedEngine
-from storage.engine import DATABASE, Engine
+from storage.engine import DATABASE
 from storage.journal import JournaledEngine, open_journal
 from storage.journal_files import STREAMS
 from storage.new_directory import begin_directory
 from storage.part_codecs import set_part_codecs
 from storage.registry import Registry, TableRegistry
-from storage.row_lane import JOURNAL_GATHER_MAX_S, RowLane
 from storage.schema import migrate, migrations, record_applied
 from storage.schema_files import ROW_BYTES_BY_SIZES
+from storage.slot_map import EMBEDDED
 
 log = logging.getLogger(__name__)
-
-
-class _OlderRows(SingleRowSource):
-    """Rows from before the start. All are in the tables, unless the disk was full at the start."""
-
-    def __init__(self, engine: JournaledEngine) -> None:
-        super().__init__(engine)
-        self._journaled = engine
-
-    def engines(self, partition: PartitionLog) -> Sequence[Engine]:
-        engine = self._journaled
-        return (engine.embedded if engine.recovery.found is None else engine,)
 
 
 class SingleNode:
@@ -113,57 +101,51 @@ class SingleNode:
         registry = TableRegistry(engine)
         self._engine = engine
         self._decompressions = decompressions(settings)
-        tail_cache = TailCache(settings.tail_cache_bytes, engine)
-        self.appender = Appender(
+        self._slots = slots = ServedSlots.alone()
+        tail_cache, session = TailCache(settings.tail_cache_bytes, engine), EndlessSession()
+        self._host = ShardHost(
             engine,
+            settings,
             tail_cache,
-            settings.lanes,
-            append_limits(settings),
-            EndlessLease(uuid4()),
+            slots,
+            session.is_housekeeper,
             self._decompressions,
+            JournaledRows(engine),
         )
-        row_sources = SingleRowSource(engine, engine, lambda: engine.recovery.found)
+        hosts, rows, self.groups = ShardHosts([self._host]), self._host.rows, self._host.groups
+        self._writing = Writing(session, self._host.appender_of(session))
+        appender = self._writing.appender
         self.rollup = Rollup(
             engine.patient,
-            self.appender,
+            appender,
             wall_ms,
-            AppendedRows(lambda: sum(lane.counts.records for lane in self.appender.lanes)),
+            AppendedRows(lambda: sum(lane.counts.records for lane in appender.lanes)),
             ROW_BYTES_BY_SIZES,
+            counted=self._host.counted,
         )
-        self.rows = RowLane(engine, settings.lanes, uuid4(), gather_max_s=JOURNAL_GATHER_MAX_S)
-        self.groups = group_coordinator(settings, engine, self.rows, ENDLESS)
-        slots = ServedSlots.alone()
         groups = SlotGroups(slots, {EMBEDDED: self.groups})
-        self._logs = LocalLogs(engine)
-        topic_store = TopicTable(engine, settings, engine.embedded.reserve)
-        topic_shards = [TopicShard(engine, self.appender.settled, self.groups.forget_topic)]
-        self.topics = TopicCatalog(topic_store, settings, self._logs, topic_shards)
-        self._topic_cleanup = TopicCleanup(topic_store, self.topics, topic_shards)
         producer_ids = ProducerIds(registry)
-        markers = MarkerWriter(self.appender, SingleRowLane(self.rows))
+        logs = SlotLogs(slots, hosts, producer_ids)
+        topic_store = TopicTable(engine, settings, engine.embedded.reserve)
+        topic_shards = [self._host.for_topics]
+        self.topics = TopicCatalog(topic_store, settings, logs, topic_shards)
+        self._topic_cleanup = TopicCleanup(topic_store, self.topics, topic_shards)
+        markers = MarkerWriter(appender, logs)
         here = MarkersHere(markers, groups, self.topics)
-        leadership, peers = SingleBroker(endpoint), Peers(endpoint.node_id)
+        leadership, peers = SlotLeadership.alone(endpoint), Peers(endpoint.node_id)
         transactions = transaction_coordinator(
             settings,
             engine,
-            self.rows,
+            rows,
             slots,
             MarkersEverywhere(endpoint.node_id, here, slots, leadership, peers),
             producer_ids,
         )
-        self._slots = slots
         self.transactions = SlotTransactions(slots, {EMBEDDED: transactions})
-        row_lane = SingleRowLane(self.rows, engine.embedded.reserve)
         expiration_ms = settings.producer_id_expiration_ms
-        producer_states = ProducerStates(row_lane, _OlderRows(engine), expiration_ms, wall_ms)
-        log_starts = LogStarts(row_lane, producer_states)
-        retention = Retention(
-            self._logs,
-            SingleRowSource(engine.embedded),
-            log_starts,
-            wall_ms,
-            engine.patient,
-        )
+        producer_states = ProducerStates(logs, logs, expiration_ms, wall_ms)
+        log_starts = LogStarts(logs, producer_states)
+        retention = Retention(logs, logs, log_starts, wall_ms, engine.patient)
         self._upkeep = upkeep(
             settings.retention_check_interval_ms,
             retention.round,
@@ -171,7 +153,7 @@ class SingleNode:
             TransactionSweep(engine.patient, wall_ms).round,
             ProducerStateSweep(engine.patient, expiration_ms, wall_ms).round,
         )
-        self._reclaim = Reclaim(engine.embedded, self._logs, engine.embedded.reserve).periodic
+        self._reclaim = Reclaim(engine.embedded, logs, engine.embedded.reserve).periodic
         admin_store = AdminStore(registry)
         self.broker = Broker(
             settings,
@@ -179,8 +161,8 @@ class SingleNode:
                 cluster_id,
                 endpoint,
                 leadership,
-                row_sources,
-                self.appender,
+                logs,
+                appender,  # `SlotLogs.append` would look for the shard of every batch
                 log_starts,
                 self.topics,
                 groups,
@@ -195,20 +177,14 @@ class SingleNode:
                 Path(settings.data_dir).resolve(),
             ),
         )
-        self.removals = Removals(
-            SingleRemovalShard(engine.patient),
-            self.topics,
-            self.broker.row_sources,
-            self.broker.cold_reader,
-            producer_states,
-        )
+        self.removals = Removals(hosts, self.topics, logs, self.broker.cold_reader, producer_states)
         self._feeds_here = settings.feeds
         self._feeds = TableFeeds(
             FeedHost(
                 registry,
-                [embedded_store(engine, self.rows)],
+                [embedded_store(engine, rows)],
                 ALONE,
-                FedLogs(self._logs, slots),
+                FedLogs(logs, slots),
                 FeedGroups(feeding_instance(settings.node_id), groups, leadership),
                 schema_registry_url(settings),
                 Path(settings.data_dir),
@@ -220,10 +196,10 @@ class SingleNode:
         )
         self._engine_metrics = EngineMetrics(engine.embedded, Path(settings.data_dir))
         shown = settings.metrics_partitions_max
-        lanes = [LaneSource("", lambda: self.appender)]
+        lanes = [LaneSource("", lambda: appender)]
         self.metrics: Sequence[MetricSource] = (
             LogMetrics(lanes, tail_cache, self.broker.cold_reader, self.topics, shown),
-            GroupMetrics([self.groups], self._logs, shown),
+            GroupMetrics([self.groups], logs, shown),
             TransactionMetrics([transactions]),
             JournalMetrics(engine, settings.journal_max_bytes),
             self._engine_metrics,
@@ -231,14 +207,12 @@ class SingleNode:
 
     async def open(self, progress: Callable[[str], None]) -> None:
         """Read what is stored, and start the lanes. Raises `EngineError`."""
+        await self._host.begin(self._writing)
+        self._host.rows.start()
         progress("reading topics")
-        self._logs.first_fresh_producer_id = await self.broker.producer_ids.load()
         await self.topics.refresh()
         await self.broker.load_stored_configs()
-        await self.rollup.open()
-        self.appender.start()
         progress("reading consumer groups")
-        self.rows.start()
         live = {topic.name: topic.topic_id for topic in self.topics.all()}
         await self.groups.load({**live, OFFSETS_TOPIC: OFFSETS_TOPIC_ID})
         progress("reading transactions")
@@ -269,7 +243,7 @@ class SingleNode:
             *self._feeds.background,
             *self.groups.background,
             *self.transactions.background,
-            *self.rows.background,
+            *self._host.rows.background,
         ]
 
     def unready(self) -> str | None:
@@ -286,11 +260,9 @@ class SingleNode:
             parts.callback(self.broker.offsets_topic.close)
             parts.push_async_callback(self.broker.cold_reader.close)
             parts.callback(self._decompressions.close)
-            parts.push_async_callback(self.appender.close)
+            parts.push_async_callback(self._host.close)
             parts.push_async_callback(self.rollup.close)
             parts.push_async_callback(self.removals.close)
-            parts.push_async_callback(self.rows.close)
-            parts.push_async_callback(self.groups.close)
             parts.push_async_callback(self.transactions.close)
             parts.push_async_callback(self._upkeep.close)
             parts.push_async_callback(self._topic_cleanup.close)

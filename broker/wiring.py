@@ -1,8 +1,8 @@
 """Parts that are built from the settings in the same way in several places.
 
-broker/single.py builds them once, broker/cluster/shard_host.py for each shard: the limits of the
-appender (broker/log/), and the coordinator of the groups on one engine (coordinator/). The limits
-of the journal are the same for a single broker and for `brokerhouse engine`.
+broker/slots/shard_host.py builds them for each shard: the limits of the appender (broker/log/), and
+the coordinator of the groups on one engine (coordinator/). The limits of the journal are the same
+for a single broker and for `brokerhouse engine`.
 """
 
 from __future__ import annotations

@@ -16,14 +16,11 @@ from functools import lru_cache, partial
 from uuid import UUID
 
 from protocol.errors import CoordinatorLoadInProgress, NotCoordinator
-from storage.slot_map import Slot, slot_of_group, slot_of_partition
-
-EMBEDDED = "embedded"
-"""The shard of a single broker: its embedded engine."""
+from storage.slot_map import EMBEDDED, FIRST_EPOCH, Slot, slot_of_group, slot_of_partition
 
 _KAFKA_PARTITIONS = 50
 """Kafka's offsets.topic.num.partitions: the slots of a single broker."""
-_ENDLESS_SESSION, _FIRST_EPOCH = 1, 0
+_ENDLESS_SESSION = 1
 
 
 def always() -> bool:
@@ -43,10 +40,6 @@ class Duties:
     """Whether this is the housekeeping broker of the shard."""
     serves_all: Callable[[], bool]
     """Whether it serves every slot: no other broker stores anything that has to be read."""
-
-
-ENDLESS = Duties(always, always, always)
-"""Those of a single broker."""
 
 
 class ServedSlots:
@@ -70,7 +63,7 @@ class ServedSlots:
     def alone(cls) -> ServedSlots:
         """The slots of a single broker: the groups of each are those of a partition in Kafka."""
         slots = cls(_KAFKA_PARTITIONS, always, kafka_partition)
-        one = Slot(_ENDLESS_SESSION, _FIRST_EPOCH, (EMBEDDED,))
+        one = Slot(_ENDLESS_SESSION, FIRST_EPOCH, (EMBEDDED,))
         slots.owned = dict.fromkeys(range(slots.count), one)
         slots.serving = set(slots.owned)
         return slots

@@ -29,7 +29,6 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 from uuid import uuid4
 
 from common.counted_lines import counted
@@ -57,6 +56,7 @@ from storage.journal_reading import keep_copies, read_journal, settle_names
 from storage.journal_recovery import Recovery
 from storage.journal_statements import ALL, LOG, LOG_TABLE, ROWS, streams_of
 from storage.merge_pace import MergePace
+from storage.slot_map import EMBEDDED
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ SEGMENT_BYTES = 16 << 20
 _SPACE_LASTS_S = 0.01
 """How long the disk is taken to have space after it had enough. Asking costs as much as a block."""
 _FOR_DELETING = frozenset({"partition_checkpoints", "producer_states"})
-"""Tables whose rows say what is deleted: they may use the reserve of the disk."""
+"""Tables whose rows say what is deleted: to insert them releases the reserve of the disk."""
 _LOOK_AGAIN_S = 0.005
 """How often room is looked for while everything that takes it is on its way to the file."""
 _FILES_PER_LIMIT = 2
@@ -250,7 +250,14 @@ class _Admission:
 
 
 class JournaledEngine:
-    """`storage.engine.BuildingEngine`: the embedded engine behind its journal."""
+    """`storage.engine.BuildingEngine`: the embedded engine behind its journal.
+
+    It is also the only shard of a single broker: always there, and nobody else writes to it.
+    """
+
+    name = EMBEDDED
+    away = False
+    failures_ms: Mapping[str, int] = {}
 
     def __init__(
         self, embedded: EmbeddedEngine, writer: JournalWriter, limits: JournalLimits, *, fsync: bool
@@ -259,6 +266,8 @@ class JournaledEngine:
         self.embedded = embedded
         self.patient = PatientEngine(self)
         self.failed_views = embedded.failed_views
+        self.handle = embedded.handle
+        """Call `drained` before statements that read tables."""
         self._limits = limits
         self.writer = writer
         self._queue = JournalQueue(writer, durable=fsync)
@@ -343,6 +352,8 @@ class JournaledEngine:
         A table that had a constraint at the start may refuse rows, so it gets each block itself.
         Raises `InsertRejected`, and `StorageFault`, after which only a restart helps.
         """
+        if table in _FOR_DELETING:
+            self.embedded.reserve.release()
         if table in self._one_by_one:
             number = LOG if table == LOG_TABLE else ROWS
             await self.embedded.insert_blocks(
@@ -435,6 +446,9 @@ class JournaledEngine:
             self._admission.check(append)
             await self._queue.run(append.write, append.written, size)
 
+    def expect_foreign_writes(self) -> None:
+        """Nobody else writes here."""
+
     def refused_records(self) -> str | None:
         """Why records are refused at the moment; None if they are not."""
         try:
@@ -478,10 +492,6 @@ class JournaledEngine:
     @property
     def read_nice(self) -> int:
         return self.embedded.read_nice
-
-    def handle(self, *statements: str) -> Any:
-        """As `EmbeddedEngine.handle`; call `drained` before statements that read tables."""
-        return self.embedded.handle(*statements)
 
     def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int

@@ -15,27 +15,34 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID
 
 from common.counted_lines import counted
 from common.tasks import Backoff, event_within
 from storage.blocks import Table, block
-from storage.engine import Engine, EngineError, InsertOutcomeUnknown, StorageFault, TokenUsed
+from storage.engine import (
+    BuildingEngine,
+    Engine,
+    EngineError,
+    InsertOutcomeUnknown,
+    StorageFault,
+    TokenUsed,
+)
 
 log = logging.getLogger(__name__)
 
 _ROWS_MAX = 8192
 """A round with this many rows accepts no further call: encoding them takes the loop 16 ms."""
 _GATHER_PER_CALL_S = 0.002
-GATHER_MAX_S = 0.02
+_GATHER_MAX_S = 0.02
 """How long after a round the next one gathers; longer if the last round had many calls. A round
 costs a table 4 ms and its merges as much again, whether it has 10 rows or 100 (measured: 1,000
 commits of 10 rows a second take 0.6 of a core like this, and 1.1 without). A single caller does not
 wait."""
-JOURNAL_GATHER_MAX_S = 0.012
+_JOURNAL_GATHER_MAX_S = 0.012
 """The same where inserts go into a journal. A round of it costs 0.2 ms (measured: 1,000 commits of
 10 rows a second take 0.24 of a core like this, and 0.27 with 8 ms)."""
 _RETRY_FIRST_S = 0.05
@@ -61,18 +68,6 @@ class _StoreCall:
     stored_tables: int = 0
 
 
-class RowWriter(Protocol):
-    def may_serve(self) -> bool:
-        """Whether this broker may write now."""
-
-
-class AlwaysRowWriter:
-    """`RowWriter` of a broker that is alone."""
-
-    def may_serve(self) -> bool:
-        return True
-
-
 class RowLane:
     """Inserts through one lane of the engine."""
 
@@ -81,18 +76,21 @@ class RowLane:
         engine: Engine,
         lane: int,
         instance: UUID,
-        writer: RowWriter | None = None,
-        gather_max_s: float = GATHER_MAX_S,
+        may_write: Callable[[], bool] | None = None,
+        gather_max_s: float | None = None,
     ) -> None:
         """`instance` is unique to this start of the process; it makes insert tokens unique.
 
-        `writer` is asked before every attempt; without one, this broker is alone. Of many calls,
-        some wait up to `gather_max_s` so that rounds are larger.
+        `may_write` is asked before every attempt; None: it always may. Of many calls, some wait up
+        to `gather_max_s` so that rounds are larger; None: as long as suits the engine.
         """
         self._engine = engine
         self._lane = lane
         self._identity = f"{instance}-rows"
-        self._writer = writer or AlwaysRowWriter()
+        self._may_write = may_write
+        if gather_max_s is None:
+            has_journal = isinstance(engine, BuildingEngine)
+            gather_max_s = _JOURNAL_GATHER_MAX_S if has_journal else _GATHER_MAX_S
         self._gather_max_s = gather_max_s
         self._block_number = 0
         self._queue: deque[_StoreCall] = deque()
@@ -217,7 +215,7 @@ class RowLane:
         backoff = Backoff(_RETRY_FIRST_S, _RETRY_MAX_S)
         tokens_used = 0
         while True:
-            if not self._writer.may_serve():
+            if self._may_write is not None and not self._may_write():
                 raise EngineError("the lease of this broker is over")
             attempt = f"{token}-{tokens_used}" if tokens_used else token
             try:

@@ -17,6 +17,13 @@ SLOTS_KEY = "slots"
 NOBODY = 0
 """The owner of a slot that no broker serves. Session ids begin at 1."""
 
+EMBEDDED = "embedded"
+"""The shard of a single broker: its embedded engine."""
+
+FIRST_EPOCH = 0
+"""The epoch of a slot that nobody has claimed yet: every owner in a cluster has a higher one. A
+single broker never claims its slots, so its records have this leader epoch."""
+
 _GOLDEN_STEP = 2654435769
 """2**32 divided by the golden ratio: multiples of it, modulo 2**32, lie evenly at every length."""
 
@@ -73,7 +80,7 @@ class SlotMap:
             raise ValueError(f"there is no slot {outside[0]} in a cluster of {slots} slots")
         if missing := sorted(set(range(slots)) - shards.keys()):
             raise ValueError(f"slot {missing[0]} belongs to no shard")
-        return cls(tuple(Slot(NOBODY, 0, (shards[number],)) for number in range(slots)))
+        return cls(tuple(Slot(NOBODY, FIRST_EPOCH, (shards[number],)) for number in range(slots)))
 
     def of(self, session_id: int) -> dict[int, Slot]:
         """The slots that a session owns."""

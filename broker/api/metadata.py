@@ -8,7 +8,7 @@
 A topic that is created because the client asks for it is in the same answer, with its leader, if
 it is created in time (broker/auto_creation.py). Otherwise it is unknown, as in Kafka, and the
 client asks again. `__consumer_offsets` is in every list of all topics, as an internal one. A
-broker that is left alone names those that were alive lately, too (`Leadership.contacts`).
+broker that is left alone names those that were alive lately, too (`SlotLeadership.contacts`).
 
 Errors of a topic: UNKNOWN_TOPIC_OR_PARTITION (also while it is being created, and if it cannot be),
 UNKNOWN_TOPIC_ID, INVALID_TOPIC_EXCEPTION, INVALID_REQUEST (by id before version 12, or a reserved

@@ -4,8 +4,7 @@
 * The registry: registry_view.py (reads it, writes the slot map, declares sessions dead),
   session.py (this broker's session), topic_registry.py (topics).
 * Decisions, pure: leases.py (who should own which slot), slot_phases.py (what follows for a slot).
-* Acting on them: ownership.py, reconcile.py, slots.py, slot_logs.py.
-* shard_host.py: what runs on one shard; leadership.py: what handlers see.
+* Acting on them: ownership.py, reconcile.py, slots.py. Logs, groups, shards are in broker/slots/.
 * feeds.py: a shard as feeds use it; feed_process.py: `brokerhouse feed`.
 * housekeeping.py: what one broker does for all; check.py: the findings of `brokerhouse check`.
 """

@@ -22,7 +22,6 @@ from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
 from broker.cluster.config import ClusterConfig
 from broker.cluster.feeds import shard_store
-from broker.cluster.leadership import SlotLeadership
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.servers import layout, registry_of, single_servers
 from broker.config import Settings, schema_registry_url
@@ -31,6 +30,7 @@ from broker.feeds.host import FeedHost, FeedPartition
 from broker.feeds.running import TableFeeds
 from broker.leadership import BrokerEndpoint
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
 from common.counted_lines import counted
 from common.tasks import Outage, Periodic

@@ -20,12 +20,12 @@ from typing import Protocol
 from uuid import UUID
 
 from broker.cluster.leases import BrokerSession
-from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.topic_registry import portions
 from broker.log.producer_states import ProducerStateSweep
 from broker.log.rollup import NotYet, PartRows, Rollup
 from broker.log.sweep import Sweep
 from broker.log.transaction_tables import TransactionSweep
+from broker.slots.shard_host import ShardHost, ShardHosts
 from broker.topic_store import store_versions
 from broker.watched_topics import WatchedTopics
 from common.clock import wall_ms

@@ -20,14 +20,11 @@ from broker.admin_store import AdminStore
 from broker.cluster.config import ClusterConfig
 from broker.cluster.feeds import shard_store
 from broker.cluster.housekeeping import Housekeeping, all_have_read, is_topic_housekeeper
-from broker.cluster.leadership import SlotLeadership
 from broker.cluster.leases import BrokerSession
 from broker.cluster.ownership import Ownership
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.servers import hear_together, layout, migrate, registry_of, single_servers
 from broker.cluster.session import OwnSession
-from broker.cluster.shard_host import ShardHost, ShardHosts
-from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
 from broker.config import Settings, schema_registry_url
@@ -50,7 +47,10 @@ from broker.node import Broker, Parts, Transactions
 from broker.producer_ids import ProducerIds
 from broker.single import cluster_id
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
+from broker.slots.shard_host import ShardHost, ShardHosts
+from broker.slots.slot_logs import SlotLogs
 from broker.slots.transactions import (
     CoordinatorCalls,
     MarkersEverywhere,
@@ -119,11 +119,11 @@ class ClusterNode:
         self._decompressions = decompressions(settings)
         served = ServedSlots(cluster.slots, session.may_serve)
         self._hosts = ShardHosts(
-            ShardHost(shard, settings, cache, session, served, self._decompressions)
+            ShardHost(shard, settings, cache, served, session.is_housekeeper, self._decompressions)
             for shard in self._shards
         )
         producer_ids = ProducerIds(state)
-        logs = SlotLogs(served, self._hosts, session, producer_ids)
+        logs = SlotLogs(served, self._hosts, producer_ids)
         changed_by_clients = registry_of(registry_servers, "topic_registry")
         topic_shards = [host.for_topics for host in self._hosts]
         topic_store = TopicRegistry(changed_by_clients, state, settings, topic_shards)

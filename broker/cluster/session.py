@@ -18,7 +18,7 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from broker.cluster.leases import BrokerReport, BrokerSession, SessionLease, SessionState
 from broker.cluster.registry_view import RegistryView, session_key
@@ -68,6 +68,7 @@ class Tenure:
     sent_ms: dict[str, int] = field(default_factory=dict)
     """Renewals whose outcome is unknown. All expect the same version, so at most one succeeds."""
     is_over: bool = False
+    is_fenced: ClassVar[bool] = True
 
     @property
     def session_id(self) -> int:

@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 from broker.cluster.leases import BrokerReport, BrokerSession
 from broker.cluster.session import SessionOver, Tenure
-from broker.cluster.shard_host import ShardHosts
-from broker.cluster.slot_logs import SlotLogs
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
+from broker.slots.shard_host import ShardHosts
+from broker.slots.slot_logs import SlotLogs
 from broker.slots.transactions import SlotTransactions
 from broker.watched_topics import WatchedTopics
 from common.clock import DAY_MS, wall_ms
@@ -131,6 +131,8 @@ class Slots:
                 )
         except TimeoutError:
             raise SessionOver("slots cannot be given up: a shard does not answer") from None
+        except NotLeaderOrFollower as error:
+            raise SessionOver(str(error)) from error
         self._forget(leaving, logs)
 
     def abandon_slots(self) -> None:

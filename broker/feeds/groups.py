@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from broker.feeds.remote_groups import CLIENT, REBALANCE_MS, RemoteGroups
-from broker.leadership import Leadership
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from common.tasks import Outage, Periodic
 from coordinator.messages import (
     UNKNOWN_MEMBER_ID,
@@ -91,7 +91,7 @@ class FeedCoordinator(Protocol):
 class FeedGroups:
     """Where the groups of feeds are coordinated: here, or by other brokers."""
 
-    def __init__(self, instance_id: str, groups: SlotGroups, leadership: Leadership) -> None:
+    def __init__(self, instance_id: str, groups: SlotGroups, leadership: SlotLeadership) -> None:
         """`instance_id`: of this process, in all groups. `groups`: of the slots that it serves."""
         self.instance_id = instance_id
         self._groups = groups

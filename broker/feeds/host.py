@@ -20,7 +20,7 @@ from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import LogName
 from broker.log.row_sources import source_of_offset
-from coordinator.slots import EMBEDDED, ServedSlots
+from coordinator.slots import ServedSlots
 from feeds.decoding.client import ValueDecoder
 from feeds.definition import FeedDefinition
 from feeds.feeder import FeedShard
@@ -33,7 +33,7 @@ from storage.engine import Engine, EngineError
 from storage.journal import JournaledEngine
 from storage.registry import Registry, RegistryServer
 from storage.row_lane import RowLane
-from storage.slot_map import Slot
+from storage.slot_map import EMBEDDED, Slot
 
 _FOLDER = "feeds"
 

@@ -22,7 +22,8 @@ from kafka.protocol.consumer import (
     SyncGroupResponse,
 )
 
-from broker.leadership import NO_NODE, Leadership
+from broker.leadership import NO_NODE
+from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
 from coordinator.messages import (
     Client,
@@ -48,7 +49,7 @@ _WAITING_S = REBALANCE_MS / 1000 + 10
 class RemoteGroups:
     """`FeedCoordinator` of groups of other processes. Everything raises `KafkaError`."""
 
-    def __init__(self, leadership: Leadership) -> None:
+    def __init__(self, leadership: SlotLeadership) -> None:
         self._leadership = leadership
         self._peers = Peers(NO_NODE, CLIENT.client_id)
 

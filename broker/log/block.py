@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 from broker.log.batch_records import BatchRecords
-from broker.log.partition import SINGLE_BROKER_EPOCH, PartitionLog, Staging
+from broker.log.partition import PartitionLog, Staging
 from broker.log.producers import ProducerEntry, comes_after, find_duplicate, first_entry
 from broker.log.transactions import OpenTransaction
 from common.counted_lines import counted
@@ -29,6 +29,7 @@ from protocol.errors import (
     RequestTimedOut,
     TransactionCoordinatorFenced,
 )
+from storage.slot_map import FIRST_EPOCH
 
 log = logging.getLogger(__name__)
 
@@ -382,11 +383,11 @@ def _check_first_batch(partition: PartitionLog, header: BatchHeader) -> None:
         )
     # An earlier leader may have refused batches of this producer. No producer was forgotten here,
     # and this one is not known, so its first batch must come first: a client takes the
-    # acknowledgement of a later batch as proof that all before it are stored. A single broker knows
-    # what it refused.
+    # acknowledgement of a later batch as proof that all before it are stored. In the first epoch
+    # there was no earlier leader.
     if (
         header.base_sequence != 0
-        and partition.leader_epoch != SINGLE_BROKER_EPOCH
+        and partition.leader_epoch != FIRST_EPOCH
         and not partition.has_forgotten
     ):
         raise OutOfOrderSequenceNumber(

@@ -7,10 +7,10 @@ the largest of each counts, so storing one twice, or an older one late, changes 
 A checkpoint that a version without `producer_states` stored says that producers were forgotten.
 
 Checkpoints are written by log_starts.py (a log start moved), removals.py (before compaction removes
-rows) and broker/cluster/slot_logs.py (a slot was moved to another shard); read with
-`read_checkpoints`, which open_logs.py, slot_logs.py, retention.py and sweep.py call. sweep.py
-deletes those of deleted topics. producer_states.py writes some that say only that producers were
-forgotten, and producer_recovery.py asks for that.
+rows) and broker/slots/slot_logs.py (a slot was moved to another shard); read with
+`read_checkpoints`, which slot_logs.py, retention.py and sweep.py call. sweep.py deletes those of
+deleted topics. producer_states.py writes some that say only that producers were forgotten, and
+producer_recovery.py asks for that.
 """
 
 from __future__ import annotations

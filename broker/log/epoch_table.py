@@ -1,7 +1,7 @@
 """`leader_epochs`: where each leader epoch of a partition began, stored by the leader.
 
-A leader stores where its epoch begins before it serves the log; a broker that is alone has one
-epoch and stores nothing. What must hold:
+A leader stores where its epoch begins before it serves the log. The first epoch, which is that of a
+single broker, begins with the log: nothing is stored of it. What must hold:
 
 * The rows are in the engine that the leader writes to. After a slot was moved, the new engine gets
   what the earlier ones have.
@@ -26,6 +26,7 @@ from broker.log.partition import PartitionLog
 from storage.blocks import INT32, INT64, UUIDS, Table
 from storage.engine import Engine, Parameter
 from storage.row_lane import TableRows
+from storage.slot_map import FIRST_EPOCH
 
 LEADER_EPOCHS = Table(
     "leader_epochs",
@@ -65,6 +66,9 @@ async def begin_epochs(engines: Sequence[Engine], logs: Collection[PartitionLog]
     `engines`: all that may have rows of the logs; the leader writes to the last one. Returns what
     has to be stored there before the logs are served. Raises `EngineError`.
     """
+    logs = [one for one in logs if one.leader_epoch != FIRST_EPOCH]
+    if not logs:
+        return TableRows(LEADER_EPOCHS, [])
     topic_ids = {one.topic_id for one in logs}
     stored = [await _by_partition(engine, _STORED, topic_ids) for engine in engines]
     older = {one.topic_id for one in logs if one.high_watermark and not _starts(stored, one)}

@@ -8,7 +8,7 @@ it. The rules are those of Kafka's LeaderEpochFileCache (KIP-101, KIP-320):
 * An epoch in which nothing was written is forgotten when the next one begins at the same offset.
 * Of the epochs that began at or below the log start, the last one is kept, and begins there.
 
-A single broker has one epoch, which began with the log.
+A single broker has one epoch, the first, which began with the log.
 """
 
 from __future__ import annotations

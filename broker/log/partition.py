@@ -22,11 +22,9 @@ from broker.log.transactions import (
 from protocol._batches import BatchHeader
 from protocol.errors import KafkaError
 from storage.engine import Engine
+from storage.slot_map import FIRST_EPOCH
 
 _REFUSED_KEPT = 10_000
-
-SINGLE_BROKER_EPOCH = 0
-"""The leader epoch of a single broker, where leadership never changes."""
 
 
 class PartitionLog:
@@ -64,7 +62,7 @@ class PartitionLog:
         log_start_offset: int,
         next_offset: int,
         first_fresh_producer_id: int,
-        leader_epoch: int = SINGLE_BROKER_EPOCH,
+        leader_epoch: int = FIRST_EPOCH,
     ) -> None:
         self.topic = topic  # replaced by the catalog when the topic's configs change
         self.partition = partition

@@ -86,7 +86,6 @@ class ProducerStates:
         expiration_ms: int,
         clock_ms: Callable[[], int],
     ) -> None:
-        """`row_sources`: of rows from before a log was opened; they need not have newer ones."""
         self._lanes = lanes
         self._row_sources = row_sources
         self._expiration_ms = expiration_ms
@@ -117,7 +116,7 @@ class ProducerStates:
             "rows": at_once,
         }
         text = query("producer_ranges", condition=_OLDER_ROWS)
-        for engine in self._row_sources.engines(log):
+        for engine in self._row_sources.at_rest(log):
             if not log.has_forgotten and await engine.rows(_OLDER_ROW, parameters):
                 log.has_forgotten = True
             producer_id = 0

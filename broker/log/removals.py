@@ -93,7 +93,8 @@ class RemovalShard(Protocol):
     def name(self) -> str: ...
 
     @property
-    def engine(self) -> Engine: ...
+    def patient(self) -> Engine:
+        """Its engine, for work in the background."""
 
     def is_housekeeper(self) -> bool:
         """Whether this broker refuses batches of topics that do not exist and have no leader."""
@@ -102,20 +103,6 @@ class RemovalShard(Protocol):
 class RemovalShards(Protocol):
     def reachable(self) -> Iterable[RemovalShard]:
         """The shards that answer now."""
-
-
-class SingleRemovalShard:
-    """`RemovalShards` of a broker with one ClickHouse."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.name = ""
-
-    def is_housekeeper(self) -> bool:
-        return True
-
-    def reachable(self) -> Iterable[RemovalShard]:
-        return (self,)
 
 
 Range = tuple[int, int]
@@ -266,17 +253,17 @@ class Removals(Periodic):
             try:
                 await self._round(shard)
             except EngineError as error:
-                log.warning("compaction of %s is postponed: %s", shard.name or "the log", error)
+                log.warning("compaction on shard %s is postponed: %s", shard.name, error)
 
     async def _round(self, shard: RemovalShard) -> None:
         now_s = time.monotonic()
         settles = now_s - self._settled_s.get(shard.name, -_SETTLE_EVERY_S) >= _SETTLE_EVERY_S
-        asked_ms: int = (await shard.engine.rows(_NOW))[0][0] if settles else 0
+        asked_ms: int = (await shard.patient.rows(_NOW))[0][0] if settles else 0
         since = {"since_ms": self._settled_ms.get(shard.name, 0)}
         # There are seldom any, and to see that costs a third of the other query.
-        rows = await shard.engine.rows(_ANY, since)
+        rows = await shard.patient.rows(_ANY, since)
         if rows:
-            rows = await shard.engine.rows(query("pending_removals"), since)
+            rows = await shard.patient.rows(query("pending_removals"), since)
         if not rows:
             if settles:
                 # Older batches need not be looked at again: the history may be long.
@@ -290,12 +277,12 @@ class Removals(Periodic):
                 partition = self._led(batch)
             except RemovalRefused as why:
                 if self._may_refuse(shard, batch):
-                    await self._note(shard.engine, batch, 0, str(why))
+                    await self._note(shard.patient, batch, 0, str(why))
                 continue
             if partition is not None:
                 led.append((batch, partition))
         for start in range(0, len(led), _BATCHES_AT_ONCE):
-            await self._apply(shard.engine, led[start : start + _BATCHES_AT_ONCE])
+            await self._apply(shard.patient, led[start : start + _BATCHES_AT_ONCE])
 
     def _led(self, batch: _RemovalBatch) -> PartitionLog | None:
         """The open log, or None if another broker leads it. Raises `RemovalRefused`."""

@@ -216,7 +216,7 @@ class Retention:
 
     def _engines(self, partition: PartitionLog) -> Sequence[Engine]:
         try:
-            return self._row_sources.engines(partition)
+            return self._row_sources.at_rest(partition)
         except EngineError:
             return ()  # its slot was given up meanwhile
 

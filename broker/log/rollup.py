@@ -194,12 +194,14 @@ class Rollup(Periodic):
         new_rows: NewRows,
         row_bytes: str = ROW_BYTES,
         late_ms: int = 0,
+        counted: CountedMinutes | None = None,
     ) -> None:
+        """`counted`: what the appender was started with, if that is in this process."""
         super().__init__("rollup", self._pause_s, self._count_or_log, at_once=True)
         self._engine = engine
         self._appends = appends
         self._clock_ms = clock_ms
-        self._counted = CountedMinutes(engine, clock_ms)
+        self._counted = counted or CountedMinutes(engine, clock_ms)
         self._new_rows = new_rows
         self._row_bytes = row_bytes
         self._late_ms = late_ms
@@ -210,13 +212,6 @@ class Rollup(Periodic):
     def is_complete(self) -> bool:
         """Whether all minutes that are over were counted when this was done last."""
         return self._complete_ms == self._end_ms()
-
-    async def open(self) -> None:
-        """Keep new rows out of the minutes that are counted. Must precede the first append.
-
-        Raises `EngineError`.
-        """
-        await self._appends.no_row_before((await self._counted.ends()).until_ms)
 
     async def count(self) -> None:
         """Count all minutes that are over and not counted yet. Raises `EngineError` and `NotYet`.

@@ -8,16 +8,14 @@ begin and end is stored nowhere: the next row on each shard tells where to read 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import IS_PARTITION, LogName, log_parameters
-from broker.log.tail_cache import AllInEngine, LogProgress
-from storage.disk_reserve import DiskReserve
 from storage.engine import Engine, NativeBlock, Parameter
-from storage.journal_found import FoundRecords
+from storage.journal import JournaledEngine
 from storage.row_lane import RowLane
 
 
@@ -45,51 +43,64 @@ class RowSources(Protocol):
     def engines(self, partition: PartitionLog) -> Sequence[Engine]:
         """Every engine that may have rows of the partition, each once. Raises `EngineError`."""
 
+    def at_rest(self, partition: PartitionLog) -> Sequence[Engine]:
+        """The same for rows that have been acknowledged for long: from before the start, or until
+        `Tables.settled`. Statements do not wait for newer ones. Raises `EngineError`.
+        """
 
-class SingleRowSource:
-    """`RowSources` of a broker with one ClickHouse."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        progress: LogProgress | None = None,
-        found: Callable[[], FoundRecords | None] = lambda: None,
-    ) -> None:
-        """`found`: records that are not in the table, because the disk was full at the start."""
-        self._engine = engine
-        self._progress = progress or AllInEngine()
-        self._found = found
+class ShardRows:
+    """How the rows of one shard are read, if they are in its tables when they are acknowledged."""
 
-    async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
-        found = self._found()
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def patient(self) -> Engine:
+        """The same engine for work in the background, which can wait."""
+        return self.engine
+
+    @property
+    def at_rest(self) -> Engine:
+        """See `RowSources.at_rest`."""
+        return self.engine
+
+    def source(self, partition: PartitionLog, offset: int) -> RowSource:
+        """See `RowSources.of_offset`, if all rows of the partition are on this shard."""
+        return RowSource(self.engine)
+
+
+class JournaledRows(ShardRows):
+    """The same for the embedded engine: rows that are only in its journal are not in a table."""
+
+    def __init__(self, engine: JournaledEngine) -> None:
+        super().__init__(engine)
+        self._journaled = engine
+
+    @property
+    def patient(self) -> Engine:
+        return self._journaled.patient
+
+    @property
+    def at_rest(self) -> Engine:
+        # If the disk was full at the start, rows from before it are not in the tables either.
+        engine = self._journaled
+        return engine.embedded if engine.recovery.found is None else engine
+
+    def source(self, partition: PartitionLog, offset: int) -> RowSource:
+        engine, found = self._journaled, self._journaled.recovery.found
         if found is not None:
             first, end = found.range_of(partition.topic_id, partition.partition)
             if offset < first < end:
-                return RowSource(self._engine, first)
+                return RowSource(engine, first)
             if first <= offset < end:
                 return RowSource(found, end)
-        return RowSource(self._engine, partition.tail.first_after(self._progress.in_engine))
-
-    def engines(self, partition: PartitionLog) -> Sequence[Engine]:
-        return (self._engine,)
+        return RowSource(engine, partition.tail.first_after(engine.in_engine))
 
 
 class RowLanes(Protocol):
     def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
         """The row lane of each engine that may have rows of the partition. Raises `EngineError`."""
-
-
-class SingleRowLane:
-    """`RowLanes` of a broker with one ClickHouse."""
-
-    def __init__(self, lane: RowLane, reserve: DiskReserve | None = None) -> None:
-        self._lane = lane
-        self._reserve = reserve
-
-    def lanes(self, partition: PartitionLog) -> Collection[RowLane]:
-        if self._reserve is not None:
-            self._reserve.release()  # records are about to be deleted
-        return (self._lane,)
 
 
 async def source_of_offset(

@@ -1,15 +1,15 @@
 """The right of an appender to write to an engine, and how long it lasts.
 
-A broker that is alone has `EndlessLease`. In a cluster the right comes from the broker's session:
-`SessionWriteLease`. Another broker may take over when the session ends, and then fences the lanes
-by their block numbers (broker/log/fence.py).
+It comes from the broker's session. In a cluster, another broker may take over when the session
+ends, and then fences the lanes by their block numbers (broker/log/fence.py). The session of a
+single broker never ends (`EndlessSession`), and nobody fences its lanes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
-from uuid import UUID
+from uuid import uuid4
 
 from broker.log.fence import burn
 from broker.log.partition import PartitionLog
@@ -28,61 +28,16 @@ class SentBlock:
     offset: int
 
 
-class WriteLease(Protocol):
-    """Checked before every attempt to insert, and again before anything is acknowledged."""
-
-    @property
-    def identity(self) -> int | UUID:
-        """Makes insert tokens unique: a session, or one start of a process."""
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether a successor fences the lanes: then no block number may be left unused."""
-
-    @property
-    def away_after_ms(self) -> int | None:
-        """How long clients wait for an engine that does not answer; None: without limit."""
-
-    def is_valid(self) -> bool:
-        """False once the lease is over, and never true again."""
-
-    def days(self) -> range:
-        """The days since 1970 of which rows may be written."""
-
-    async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
-        """Whether a block is stored that the engine refused, or whose token is used.
-
-        If not, it never will be with this number. Raises `EngineError`.
-        """
-
-
-_EVERY_DAY = range(1 << 32)
-
-
-@dataclass(frozen=True, slots=True)
-class EndlessLease:
-    """`WriteLease` of a broker that is alone. `identity` is new at each start of the process."""
-
-    identity: UUID
-    is_fenced: bool = False
-    away_after_ms: int | None = None
-
-    def is_valid(self) -> bool:
-        return True
-
-    def days(self) -> range:
-        return _EVERY_DAY
-
-    async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
-        """Looks for its first row: nobody else writes to this engine."""
-        return await _has_first_row(engine, block)
-
-
 class WritingSession(Protocol):
     """One session of a broker, from its start to its end."""
 
     @property
-    def session_id(self) -> int: ...
+    def session_id(self) -> int:
+        """Makes insert tokens unique."""
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a successor fences the lanes: then no block number may be left unused."""
 
     def may_serve(self) -> bool:
         """False once the session is over, and never true again."""
@@ -91,36 +46,65 @@ class WritingSession(Protocol):
         """The days since 1970 of which it may write rows there, by its row in the registry."""
 
 
+_EVERY_DAY = range(1 << 32)
+
+
+@dataclass(frozen=True, slots=True)
+class EndlessSession:
+    """The session of a broker that no other broker replaces, as it is alone."""
+
+    session_id: int = field(default_factory=lambda: uuid4().int)
+    """New at each start of the process."""
+    is_fenced: bool = False
+
+    def may_serve(self) -> bool:
+        return True
+
+    def is_housekeeper(self, shard: str) -> bool:
+        return True
+
+    def days(self, shard: str) -> range:
+        return _EVERY_DAY
+
+
 AWAY_AFTER_MS = 3000
 """How long clients wait for a shard that does not answer."""
 
 
-class SessionWriteLease:
-    """`WriteLease` of one session of a broker on one shard."""
+class WriteLease:
+    """What one session of a broker may write to one shard.
 
-    is_fenced = True
+    Checked before every attempt to insert, and again before anything is acknowledged.
+    """
 
     def __init__(
-        self, session: WritingSession, shard: str, away_after_ms: int | None = AWAY_AFTER_MS
+        self, session: WritingSession, shard: str, away_after_ms: int = AWAY_AFTER_MS
     ) -> None:
+        self.is_valid = session.may_serve
+        self.is_fenced = session.is_fenced
+        self.away_after_ms = away_after_ms if session.is_fenced else None
+        """How long clients wait for an engine that does not answer. None: without limit, because no
+        other broker can reach it either."""
         self.identity = session.session_id
-        self.away_after_ms = away_after_ms
         self._session = session
         self._shard = shard
 
-    def is_valid(self) -> bool:
-        return self._session.may_serve()
-
     def days(self) -> range:
+        """The days since 1970 of which rows may be written."""
         return self._session.days(self._shard)
 
     async def is_stored(self, engine: Engine, block: SentBlock) -> bool:
-        """Burns its number: a burnt block can never be stored, however late it arrives.
+        """Whether a block is stored that the engine refused, or whose token is used.
 
-        A number that cannot be burnt was used, with the rows or without (`TokenUsed`).
+        If not, it never will be with this number. Raises `EngineError`. Where a successor may fence
+        the lane, the number is burnt: a burnt block can never be stored, however late it arrives. A
+        number that cannot be burnt was used, with the rows or without (`TokenUsed`).
         """
-        is_burnt = await burn(engine, self.identity, block.lane, block.number, block.append_time_ms)
-        return not is_burnt and await _has_first_row(engine, block)
+        if self.is_fenced and await burn(
+            engine, self.identity, block.lane, block.number, block.append_time_ms
+        ):
+            return False
+        return await _has_first_row(engine, block)
 
 
 async def _has_first_row(engine: Engine, block: SentBlock) -> bool:

@@ -8,8 +8,8 @@ from typing import Protocol
 from prometheus_client.core import Metric
 
 from broker.cluster.session import OwnSession
-from broker.leadership import Leadership
 from broker.monitoring.families import counter, gauge
+from broker.slots.leadership import SlotLeadership
 from coordinator.slots import ServedSlots
 
 
@@ -28,7 +28,7 @@ class ClusterMetrics:
         session: OwnSession,
         slots: ServedSlots,
         shards: Sequence[ShardState],
-        leadership: Leadership,
+        leadership: SlotLeadership,
         now_ms: Callable[[], int],
     ) -> None:
         """`now_ms`: the clock of the leases."""

@@ -21,8 +21,9 @@ from kafka.protocol.producer import (
     WriteTxnMarkersResponse,
 )
 
-from broker.leadership import BrokerEndpoint, Leadership
+from broker.leadership import BrokerEndpoint
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
 from broker.topics import TopicCatalog
 from broker.transaction_markers import Marker, MarkerWriter
@@ -120,7 +121,7 @@ class CoordinatorCalls:
         self,
         slots: ServedSlots,
         transactions: SlotTransactions,
-        leadership: Leadership,
+        leadership: SlotLeadership,
         peers: Peers,
     ) -> None:
         self._slots = slots
@@ -241,7 +242,7 @@ class MarkersEverywhere:
         node_id: int,
         here: MarkersHere,
         slots: ServedSlots,
-        leadership: Leadership,
+        leadership: SlotLeadership,
         peers: Peers,
     ) -> None:
         self._node_id = node_id

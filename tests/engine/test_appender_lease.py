@@ -12,7 +12,7 @@ from broker.log.appender import Appender
 from broker.log.block import Appended, Outcome, PendingAppend
 from broker.log.fence import fence
 from broker.log.partition import PartitionLog
-from broker.log.write_lease import SessionWriteLease
+from broker.log.write_lease import WriteLease
 from common.clock import DAY_MS, monotonic_ms
 from protocol.errors import (
     KafkaStorageError,
@@ -63,6 +63,7 @@ class Session:
 
     def __init__(self, number: int = SESSION) -> None:
         self.session_id = number
+        self.is_fenced = True
         self.is_valid = True
         self.writable_days = range(TODAY, TODAY + 2)
 
@@ -72,8 +73,8 @@ class Session:
     def days(self, _shard: str) -> range:
         return self.writable_days
 
-    def lease(self, away_after_ms: int = 600_000) -> SessionWriteLease:
-        return SessionWriteLease(self, "shard", away_after_ms)
+    def lease(self, away_after_ms: int = 600_000) -> WriteLease:
+        return WriteLease(self, "shard", away_after_ms)
 
 
 class ScriptedSession(Session):

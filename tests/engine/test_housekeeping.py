@@ -12,11 +12,11 @@ import pytest
 from broker.cluster.housekeeping import Housekeeping, all_have_read, is_topic_housekeeper
 from broker.cluster.leases import BrokerSession, SessionState
 from broker.cluster.session import housekeeper_of
-from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.cluster.topic_registry import TopicRegistry
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
+from broker.slots.shard_host import ShardHost, ShardHosts
 from broker.topic_cleanup import TopicCleanup
 from broker.topics import TopicCatalog
 from broker.wiring import decompressions
@@ -76,7 +76,14 @@ class HousekeptCluster:
         begin_session(own, self.known.session_id)
         settings = Settings()
         slots = ServedSlots(1, own.may_serve)
-        host = ShardHost(self.shard, settings, TailCache(0), own, slots, decompressions(settings))
+        host = ShardHost(
+            self.shard,
+            settings,
+            TailCache(0),
+            slots,
+            own.is_housekeeper,
+            decompressions(settings),
+        )
         hosts = ShardHosts([host])
         self.keeping = Housekeeping(self.known, self.catalog, hosts, 0, DAY_MS, lambda: self.now_ms)
         shards = [host.for_topics]

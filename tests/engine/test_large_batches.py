@@ -13,7 +13,7 @@ from broker.log.block import Appended, Outcome, PendingAppend
 from broker.log.decompression import Decompressions
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
-from broker.log.write_lease import EndlessLease
+from broker.log.write_lease import EndlessSession, WriteLease
 from protocol.compression import compress
 from protocol.errors import (
     InvalidRecord,
@@ -46,16 +46,18 @@ class Lanes:
     def __init__(self, engine: ScriptedEngine) -> None:
         self.decompressions = Decompressions(2 * ROOM, SMALL_LIMITS)
         self.appender = Appender(
-            engine, TailCache(64 * MIB), 1, SMALL_LIMITS, EndlessLease(NO_ID), self.decompressions
+            engine,
+            TailCache(64 * MIB),
+            1,
+            SMALL_LIMITS,
+            WriteLease(EndlessSession(), ""),
+            self.decompressions,
         )
         self.appender.start()
 
     async def close(self) -> None:
         await self.appender.close()
         self.decompressions.close()
-
-
-NO_ID = make_topic().topic_id
 
 
 @pytest.fixture

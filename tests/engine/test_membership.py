@@ -13,7 +13,7 @@ import pytest
 from coordinator.membership import CacheWorker, SharedCache
 from coordinator.messages import GroupRecord, OffsetCommit
 from coordinator.offsets import CommittedOffsets
-from coordinator.slots import ENDLESS, always
+from coordinator.slots import always
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.row_lane import RowLane
@@ -22,6 +22,7 @@ from tests.support.engine_owner import EngineOwner
 from tests.support.group_records import COMMITTER, TOPIC_ID, group, member
 from tests.support.log_parts import LANES, ScriptedEngine
 from tests.support.small_tables import (
+    ENDLESS,
     NODE_ID,
     OTHER_NODE_ID,
     make_lane,
@@ -618,10 +619,9 @@ from common.clock import Clock
 from coordinator.membership import SharedCache
 from coordinator.messages import OffsetCommit
 from coordinator.offsets import CommittedOffsets
-from coordinator.slots import ENDLESS
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
-from tests.support.small_tables import NODE_ID, make_lane
+from tests.support.small_tables import ENDLESS, NODE_ID, make_lane
 from tests.support.group_records import COMMITTER, TOPIC_ID, group, member
 
 clock = Clock()

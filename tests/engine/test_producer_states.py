@@ -18,7 +18,6 @@ from broker.log.partition import PartitionLog
 from broker.log.producer_recovery import stored_producer
 from broker.log.producer_states import PRODUCER_STATES, ProducerStates, ProducerStateSweep
 from broker.log.producers import BATCHES_KEPT, ProducerEntry
-from broker.log.row_sources import SingleRowLane, SingleRowSource
 from common.clock import DAY_MS, wall_ms
 from protocol.control_batches import control_batch
 from protocol.errors import InvalidProducerEpoch, KafkaStorageError, OutOfOrderSequenceNumber
@@ -26,6 +25,7 @@ from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.row_lane import RowLane, TableRows
 from tests.support import log_parts
+from tests.support.alone import OneLane, OneShard
 from tests.support.log_parts import (
     LANES,
     NOTHING_FRESH,
@@ -55,8 +55,8 @@ class Leaders:
         self.now_ms = wall_ms
         # The last lane is for small rows.
         self.appender: Appender = make_appender(scripted, lanes=LANES - 1)
-        lanes = SingleRowLane(lane)
-        self.states = ProducerStates(lanes, SingleRowSource(engine), DAY_MS, lambda: self.now_ms())
+        lanes = OneLane(lane)
+        self.states = ProducerStates(lanes, OneShard(engine), DAY_MS, lambda: self.now_ms())
         self.starts = LogStarts(lanes, self.states)
         self.log = make_log()
 

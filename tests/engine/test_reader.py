@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from broker.log import reader as reader_module
 from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
-from broker.log.row_sources import RowSource, SingleRowSource
+from broker.log.row_sources import RowSource
 from broker.log.tail_cache import TailCache
 from protocol._batches import parse_headers
 from protocol.compression import compress
 from storage.embedded import EmbeddedEngine
 from storage.engine import Engine, EngineError
 from tests.support import record_batches
+from tests.support.alone import OneShard
 from tests.support.log_parts import (
     ScriptedEngine,
     append,
@@ -41,7 +42,7 @@ LIMIT_S = 60.0
 
 @pytest.fixture
 async def reader(scripted: ScriptedEngine) -> AsyncIterator[ColdReader]:
-    made = ColdReader(SingleRowSource(scripted), 64 << 20)
+    made = ColdReader(OneShard(scripted), 64 << 20)
     yield made
     scripted.read_gate.set()
     await made.close()
@@ -133,7 +134,7 @@ async def test_a_cold_read_gives_the_same_records_as_the_tail_cache(
     configs = {"message.timestamp.type": "LogAppendTime"} if log_append_time else {}
     log = await filled(engine, *batches, log=make_log(make_topic(configs=configs), end=10))
     log.log_start_offset = 10
-    reader = ColdReader(SingleRowSource(engine), 1 << 20)
+    reader = ColdReader(OneShard(engine), 1 << 20)
     cold = rows_of(await read_all(reader, log, max_bytes))
     assert cold == tail_rows(log, 10)
     assert len(cold) == sum(batch.count for batch in batches)
@@ -215,7 +216,7 @@ async def test_the_beginning_of_a_range_larger_than_the_budget_is_kept(
     engine: EmbeddedEngine, scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reader_module, "_PIECE_BYTES", 600_000)
-    reader = ColdReader(SingleRowSource(scripted), 3_000_000)
+    reader = ColdReader(OneShard(scripted), 3_000_000)
     log = await filled(engine, *(plain(*[b"%04d" % n * 256] * 1000) for n in range(8)))
     other = await filled(engine, *(plain(*[b"x" * 1000] * 1000) for _ in range(2)))
     for _ in range(3):
@@ -459,7 +460,7 @@ async def test_few_queries_stay_open_however_many_partitions_are_read(
 
 @pytest.mark.usefixtures("small_segments")
 async def test_kept_ranges_stay_within_the_budget(engine: EmbeddedEngine) -> None:
-    reader = ColdReader(SingleRowSource(engine), 300_000)
+    reader = ColdReader(OneShard(engine), 300_000)
     rnd = random.Random(1)
     logs = [await several_segments(engine, thousands=20) for _ in range(3)]
     segments = 0
@@ -478,7 +479,7 @@ async def test_kept_ranges_stay_within_the_budget(engine: EmbeddedEngine) -> Non
 async def test_a_range_larger_than_the_budget_is_read_all_the_same(
     engine: EmbeddedEngine,
 ) -> None:
-    reader = ColdReader(SingleRowSource(engine), 0)
+    reader = ColdReader(OneShard(engine), 0)
     one = await filled(engine, plain(*[b"x" * 1000] * 100))
     other = await filled(engine, plain(*[b"y" * 1000] * 100))
     for log in (one, other, one):
@@ -490,7 +491,7 @@ async def test_a_range_larger_than_the_budget_is_read_all_the_same(
 async def test_ranges_used_last_are_kept_longest(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
-    reader = ColdReader(SingleRowSource(scripted), 25_000)
+    reader = ColdReader(OneShard(scripted), 25_000)
     logs = [await filled(engine, plain(*[b"x" * 100] * 100)) for _ in range(3)]
     first, second, third = logs
     await reader.read(first, 0, ALL)
@@ -521,6 +522,8 @@ class MovedRows:
 
     def engines(self, partition: PartitionLog) -> Sequence[Engine]:
         return (self._engine,)
+
+    at_rest = engines
 
 
 async def test_a_read_continues_past_rows_removed_at_the_end_of_a_range(
@@ -587,7 +590,7 @@ async def test_a_failed_read_fails_for_all_waiting_readers_and_not_for_the_next_
 async def test_closing_the_reader_cancels_waiting_reads(
     engine: EmbeddedEngine, scripted: ScriptedEngine
 ) -> None:
-    reader = ColdReader(SingleRowSource(scripted), 1 << 20)
+    reader = ColdReader(OneShard(scripted), 1 << 20)
     log = await filled(engine, plain(b"a"))
     scripted.read_gate.clear()
     waiting = asyncio.create_task(reader.read(log, 0, ALL))

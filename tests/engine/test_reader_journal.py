@@ -15,10 +15,11 @@ import pytest
 from broker.log import reader as reader_module
 from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
-from broker.log.row_sources import SingleRowSource
+from broker.log.row_sources import JournaledRows
 from broker.log.tail_cache import TailCache
 from storage.journal import JournaledEngine
 from tests.support import log_parts
+from tests.support.alone import OneShard
 from tests.support.journal_engine import journal
 from tests.support.log_parts import header_of, make_appender, make_log, plain, rows_of
 from tests.support.seeds import seeds
@@ -34,7 +35,7 @@ async def journaled(data_dir: Path) -> AsyncIterator[JournaledEngine]:
 
 @pytest.fixture
 async def reader(journaled: JournaledEngine) -> AsyncIterator[ColdReader]:
-    made = ColdReader(SingleRowSource(journaled, journaled), 64 << 20)
+    made = ColdReader(OneShard(journaled, JournaledRows(journaled)), 64 << 20)
     yield made
     await made.close()
 

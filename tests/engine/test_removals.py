@@ -15,13 +15,14 @@ from broker.log import removals as removals_module
 from broker.log.partition import PartitionLog
 from broker.log.producer_states import ProducerStates
 from broker.log.reader import ColdReader
-from broker.log.removals import Piece, Range, Removals, SingleRemovalShard, clipped, pieces
-from broker.log.row_sources import SingleRowLane, SingleRowSource
+from broker.log.removals import Piece, Range, Removals, clipped, pieces
 from broker.log.tail_cache import TailCache
 from common.clock import DAY_MS, wall_ms
 from protocol.errors import NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
+from storage.engine import Engine
 from storage.row_lane import RowLane
+from tests.support.alone import OneLane, OneShard
 from tests.support.embedded_topics import catalog_on
 from tests.support.log_parts import (
     ScriptedEngine,
@@ -39,13 +40,20 @@ ALL = 1 << 40
 COMPACT = {"cleanup.policy": "compact"}
 
 
-class Shard(SingleRemovalShard):
-    """A shard of which another broker may be the housekeeper."""
+class Shard:
+    """The only shard, of which another broker may be the housekeeper."""
 
+    name = "shard"
     is_mine = True
+
+    def __init__(self, engine: Engine) -> None:
+        self.patient = engine
 
     def is_housekeeper(self) -> bool:
         return self.is_mine
+
+    def reachable(self) -> tuple[Shard]:
+        return (self,)
 
 
 class CompactedTopics:
@@ -55,10 +63,10 @@ class CompactedTopics:
         self.engine = engine
         self.scripted = ScriptedEngine(engine)
         self.catalog = catalog_on(engine)
-        self.reader = ColdReader(SingleRowSource(self.scripted), 64 << 20)
+        self.reader = ColdReader(OneShard(self.scripted), 64 << 20)
         self.shard = Shard(engine)
-        sources = SingleRowSource(engine)
-        states = ProducerStates(SingleRowLane(lane), sources, DAY_MS, wall_ms)
+        sources = OneShard(engine)
+        states = ProducerStates(OneLane(lane), sources, DAY_MS, wall_ms)
         self.removals = Removals(self.shard, self.catalog, sources, self.reader, states)
 
     async def log(

@@ -14,11 +14,12 @@ from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
 from broker.log.producer_states import ProducerStates
 from broker.log.retention import AlwaysSettled, Retention
-from broker.log.row_sources import RowLanes, SingleRowLane, SingleRowSource
+from broker.log.row_sources import RowLanes
 from common.clock import DAY_MS, wall_ms
 from storage.embedded import EmbeddedEngine
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane
+from tests.support.alone import OneLane, OneShard
 from tests.support.clock import NOON, Clock
 from tests.support.log_parts import ScriptedEngine, make_log, make_topic
 from tests.support.small_tables import make_lane
@@ -30,7 +31,7 @@ LONG_AGO = NOON - 10_000 * HOUR
 
 
 def log_starts(engine: Engine, lanes: RowLanes) -> LogStarts:
-    return LogStarts(lanes, ProducerStates(lanes, SingleRowSource(engine), DAY_MS, wall_ms))
+    return LogStarts(lanes, ProducerStates(lanes, OneShard(engine), DAY_MS, wall_ms))
 
 
 class RetainedLogs:
@@ -40,10 +41,8 @@ class RetainedLogs:
         self.engine = engine
         self.clock = Clock(NOON)
         self.logs: list[PartitionLog] = []
-        self.starts = log_starts(engine, SingleRowLane(lane))
-        self.retention = Retention(
-            self, SingleRowSource(engine), self.starts, self.clock, many=many
-        )
+        self.starts = log_starts(engine, OneLane(lane))
+        self.retention = Retention(self, OneShard(engine), self.starts, self.clock, many=many)
 
     def all(self) -> list[PartitionLog]:
         return self.logs
@@ -194,7 +193,7 @@ async def test_a_partition_is_read_again_only_when_its_first_record_is_due(
     await house.append(log, *aged(50, 0))
     await house.retention.round()
     asked = ScriptedEngine(house.engine)
-    house.retention._row_sources = SingleRowSource(asked)
+    house.retention._row_sources = OneShard(asked)
     house.clock.now_ms = NOON + 51 * HOUR - MINUTE
     asked.failing_rows.append("FROM messages")
     await house.retention.round()
@@ -246,7 +245,7 @@ async def test_retention_of_many_partitions_reads_only_those_with_old_records(
 ) -> None:
     house.retention._many = MANY
     asked = ScriptedEngine(house.engine)
-    house.retention._row_sources = SingleRowSource(asked)
+    house.retention._row_sources = OneShard(asked)
     young = [house.log(retention_ms=str(2 * HOUR)) for _ in range(5)]
     for log in young:
         await house.append(log, *aged(1, 0))
@@ -335,7 +334,7 @@ async def test_the_log_start_moves_only_when_its_checkpoint_is_stored(
 ) -> None:
     scripted = ScriptedEngine(engine)
     lane = make_lane(scripted)
-    starts = log_starts(engine, SingleRowLane(lane))
+    starts = log_starts(engine, OneLane(lane))
     log = make_log(end=10)
     scripted.gate.clear()
     moving = asyncio.create_task(starts.raise_to(log, 7))
@@ -397,7 +396,7 @@ async def test_a_partition_that_cannot_be_read_does_not_stop_retention_of_others
     house: RetainedLogs,
 ) -> None:
     asked = ScriptedEngine(house.engine)
-    house.retention._row_sources = SingleRowSource(asked)
+    house.retention._row_sources = OneShard(asked)
     first, second = (house.log(retention_ms=str(HOUR)) for _ in range(2))
     for log in (first, second):
         await house.append(log, *aged(3, 0))

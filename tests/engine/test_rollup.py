@@ -188,8 +188,7 @@ async def test_after_a_restart_no_row_gets_a_time_in_a_counted_minute(
     log.now_ms += MINUTE
     await rollup.count()
     log.now_ms -= 30_000
-    log.floor_ms = 0
-    await log.rollup().open()
+    await log.restart()
     await log.append("orders", 3)
     assert await stats(log) == truth(log)
 
@@ -445,9 +444,7 @@ async def test_after_a_restart_no_row_gets_a_time_in_a_counted_part_of_a_minute(
     log.now_ms += 30_000
     await rollup.count_new()
     log.now_ms -= 10_000
-    log.floor_ms = 0
-    restarted = log.rollup()
-    await restarted.open()
+    restarted = await log.restart()
     await log.append("orders", 3)
     assert await stats(log) == truth(log)
     await restarted.count()
@@ -573,9 +570,7 @@ async def test_counting_continues_after_the_clock_was_days_ahead(
     await rollup.count()
     log.now_ms = NOON + 2 * MINUTE
     if restarted:
-        log.floor_ms = 0
-        rollup = log.rollup()
-        await rollup.open()
+        rollup = await log.restart()
     else:
         await rollup.count()
     assert "the clock is 863940 s behind" in caplog.text
@@ -682,18 +677,15 @@ async def test_every_row_counts_once_after_any_sequence_of_faults_and_clock_chan
         await engine.execute(f"TRUNCATE TABLE {table}")
     engine.fault = None
     log = Log(engine)
-    rollup = log.rollup()
     await log.topic("orders")
-    await rollup.open()
+    rollup = await log.restart()
     for step, amount in steps:
         if step == "append":
             await log.append("orders", amount)
         elif step in ("clock", "jump"):
             log.now_ms += amount
         elif step == "restart":
-            log.floor_ms = 0
-            rollup = log.rollup()
-            await rollup.open()
+            rollup = await log.restart()
         elif step == "made again":
             await log.topic("orders")
         else:

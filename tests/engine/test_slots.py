@@ -10,11 +10,11 @@ import pytest
 from broker.cluster.session import SessionOver
 from broker.cluster.topic_registry import TopicRegistry
 from broker.config import Settings
-from broker.log.open_logs import OpenLogs
 from broker.topics import TopicCatalog
 from protocol.errors import KafkaStorageError, NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
+from tests.support.alone import GivenLogs
 from tests.support.log_parts import ScriptedEngine, append, log_of, plain
 from tests.support.one_topic import create_topic
 from tests.support.slot_broker import SLOT, OneBroker
@@ -35,23 +35,10 @@ async def broker(engine: EmbeddedEngine) -> AsyncIterator[OneBroker]:
 async def made_elsewhere(broker: OneBroker) -> None:
     """Another broker makes a topic."""
     store = TopicRegistry(broker.topics, broker.state, Settings(), [])
-    other = TopicCatalog(store, Settings(), Nothing(), [])
+    other = TopicCatalog(store, Settings(), GivenLogs(), [])
     await other.refresh()
     await create_topic(other, "t", 2, {})
     await other.close()
-
-
-class Nothing(OpenLogs):
-    """Leads nothing."""
-
-    def may_serve(self) -> bool:
-        return True
-
-    async def open_new(self, *_: object) -> bool:
-        return True
-
-    async def open_missing(self, *_: object) -> bool:
-        return True
 
 
 async def test_logs_of_a_new_topic_are_opened_by_the_next_session_if_the_session_ends_meanwhile(

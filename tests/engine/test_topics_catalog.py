@@ -6,13 +6,12 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from broker.log.appender import Appender
-from broker.log.open_logs import LocalLogs
 from broker.log.topic import Topic
 from broker.topics import NewTopic, TopicCatalog
 from protocol.errors import (
@@ -24,6 +23,7 @@ from protocol.errors import (
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, Parameter
 from tests.support import log_parts
+from tests.support.alone import all_logs
 from tests.support.embedded_topics import catalog_on, cleaned_up, cleanup_of
 from tests.support.log_parts import (
     ScriptedEngine,
@@ -34,6 +34,7 @@ from tests.support.log_parts import (
 )
 from tests.support.one_topic import add_partitions, create_topic, delete_topic
 from tests.support.seeds import seeds
+from tests.support.shared_catalog import MemoryRegistry
 from tests.support.waiting import LIMIT_S
 
 LOG_APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
@@ -577,8 +578,9 @@ async def test_logs_know_the_first_producer_id_given_after_the_start(
     engine: EmbeddedEngine, catalog: TopicCatalog
 ) -> None:
     await create_topic(catalog, "t", 1, {})
-    again = catalog_on(engine)
-    cast(LocalLogs, again.logs).first_fresh_producer_id = 2000
+    ids = MemoryRegistry()
+    await ids.compare_and_set("next_producer_id", None, "2000")
+    again = catalog_on(engine, logs=all_logs(engine, ids))
     await again.refresh()
     topic = again.get("t")
     assert topic is not None

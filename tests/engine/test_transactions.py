@@ -14,7 +14,6 @@ from broker.log.appender import Appender
 from broker.log.block import Appended, Outcome, PendingAppend, PendingMarker
 from broker.log.partition import PartitionLog
 from broker.log.reader import ColdReader
-from broker.log.row_sources import SingleRowLane, SingleRowSource
 from broker.log.transaction_recovery import recover_transactions
 from broker.log.transaction_tables import ended_rows
 from broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
@@ -32,6 +31,7 @@ from protocol.errors import (
 from storage.blocks import block
 from storage.embedded import EmbeddedEngine
 from storage.row_lane import RowLane, TableRows
+from tests.support.alone import OneLane, OneShard
 from tests.support.log_parts import (
     LANES,
     NOTHING_FRESH,
@@ -64,7 +64,7 @@ async def appender(scripted: ScriptedEngine) -> AsyncIterator[Appender]:
 async def markers(appender: Appender, engine: EmbeddedEngine) -> AsyncIterator[MarkerWriter]:
     rows = RowLane(engine, LANES - 1, uuid4())
     rows.start()
-    yield MarkerWriter(appender, SingleRowLane(rows))
+    yield MarkerWriter(appender, OneLane(rows))
     await rows.close()
 
 
@@ -292,7 +292,7 @@ async def test_aborted_transactions_that_are_not_in_memory_are_read_from_the_tab
     assert anew.transactions.listed_from == listed[0].last_offset
     for first, end in ((0, 10**6), (1000, 1011), (995, 996), (996, 1000), (19_000, 21_000)):
         expected = [one for one in known if one.first_offset < end and one.last_offset >= first]
-        stored = partial(ColdReader(SingleRowSource(engine), 1 << 20).stored_aborted, anew)
+        stored = partial(ColdReader(OneShard(engine), 1 << 20).stored_aborted, anew)
         assert await anew.transactions.aborted_in_fetch(first, end, stored) == expected
 
 

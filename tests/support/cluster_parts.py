@@ -9,7 +9,7 @@ from uuid import UUID
 from broker.cluster.leases import BrokerSession, SessionLease
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.session import OwnSession, Tenure
-from broker.cluster.shard_host import ShardEngine
+from broker.slots.shard_host import ShardEngine
 from broker.topic_store import TopicShard
 from common.clock import wall_ms
 from storage.engine import Engine

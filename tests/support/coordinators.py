@@ -9,9 +9,11 @@ from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
 from coordinator.membership import SharedCache
 from coordinator.offsets import CommittedOffsets
 from coordinator.pending_offsets import PendingOffsets
-from coordinator.slots import EMBEDDED, ENDLESS, ServedSlots
+from coordinator.slots import ServedSlots
 from storage.engine import Engine
 from storage.row_lane import RowLane
+from storage.slot_map import EMBEDDED
+from tests.support.small_tables import ENDLESS
 
 HOUR_MS = 3_600_000
 LIMITS = GroupLimits(

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from uuid import UUID, uuid4
 
-from broker.log.rollup import AppendedRows, Rollup
+from broker.log.rollup import AppendedRows, CountedMinutes, Rollup
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError, Parameter
 from storage.schema_files import ROW_BYTES
@@ -64,11 +64,17 @@ class Log:
     def clock_ms(self) -> int:
         return self.now_ms
 
-    def rollup(self, row_bytes: str = ROW_BYTES) -> Rollup:
+    def rollup(self, row_bytes: str = ROW_BYTES, counted: CountedMinutes | None = None) -> Rollup:
         """The roll-up of this log, as after a start of the broker."""
-        return Rollup(
-            self.engine, self, self.clock_ms, AppendedRows(lambda: self.appended), row_bytes
-        )
+        rows = AppendedRows(lambda: self.appended)
+        return Rollup(self.engine, self, self.clock_ms, rows, row_bytes, counted=counted)
+
+    async def restart(self) -> Rollup:
+        """As `ShardHost.begin`, before the first record of another start."""
+        self.floor_ms = 0
+        counted = CountedMinutes(self.engine, self.clock_ms)
+        await self.no_row_before((await counted.ends()).until_ms)
+        return self.rollup(counted=counted)
 
     async def no_row_before(self, time_ms: int) -> None:
         """As in the appender: returns when all blocks that have their time are stored."""

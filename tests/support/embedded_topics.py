@@ -8,11 +8,12 @@ from typing import cast
 from uuid import UUID
 
 from broker.config import Settings
-from broker.log.open_logs import LocalLogs
+from broker.log.open_logs import OpenLogs
 from broker.topic_cleanup import TopicCleanup
 from broker.topic_store import TopicShard, TopicTable
 from broker.topics import TopicCatalog
 from storage.engine import Engine
+from tests.support.alone import all_logs
 from tests.support.waiting import LIMIT_S
 
 
@@ -28,11 +29,12 @@ def catalog_on(
     engine: object,
     settled: Callable[[], Awaitable[None]] = at_once,
     forget_topic: Callable[[str, UUID], Awaitable[None]] = no_offsets,
+    logs: OpenLogs | None = None,
 ) -> TopicCatalog:
-    """`settled`: waits for the blocks in flight."""
+    """`settled`: waits for the blocks in flight. `logs`: those of the engine."""
     typed = cast(Engine, engine)
     shards = [TopicShard(typed, settled, forget_topic)]
-    return TopicCatalog(TopicTable(typed, Settings()), Settings(), LocalLogs(typed), shards)
+    return TopicCatalog(TopicTable(typed, Settings()), Settings(), logs or all_logs(typed), shards)
 
 
 def cleanup_of(catalog: TopicCatalog) -> TopicCleanup:

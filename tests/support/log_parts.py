@@ -21,7 +21,7 @@ from broker.log.decompression import Decompressions
 from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
-from broker.log.write_lease import EndlessLease, WriteLease
+from broker.log.write_lease import EndlessSession, WriteLease
 from broker.topics import TopicCatalog
 from common.clock import wall_ms
 from protocol._batches import BatchHeader, check_crc, parse_headers
@@ -78,7 +78,7 @@ def make_appender(
         cache or TailCache(64 << 20),
         lanes,
         limits,
-        lease or EndlessLease(uuid4()),
+        lease or WriteLease(EndlessSession(), ""),
         Decompressions(256 << 20, limits),
     )
     appender.start()

@@ -70,15 +70,12 @@ class HalfLeader(OpenLogs):
     """Leads the partitions whose number is even, or odd; the log of each ends at offset 5."""
 
     def __init__(self, remainder: int) -> None:
-        super().__init__()
+        super().__init__(lambda: self.awake)
         self.remainder = remainder
         self.awake = True
         self.away = False
         self.were_closed: list[PartitionLog] = []
         self.were_opened: list[Partition] = []
-
-    def may_serve(self) -> bool:
-        return self.awake
 
     def leads(self, partition: int) -> bool:
         return partition % 2 == self.remainder

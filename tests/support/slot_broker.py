@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.cluster.shard_host import ShardHost, ShardHosts
-from broker.cluster.slot_logs import SlotLogs
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import TopicRegistry
 from broker.config import Settings
 from broker.log.tail_cache import TailCache
 from broker.producer_ids import ProducerIds
+from broker.slots.shard_host import ShardHost, ShardHosts
+from broker.slots.slot_logs import SlotLogs
 from broker.slots.transactions import SlotTransactions
 from broker.topics import TopicCatalog
 from broker.wiring import decompressions
@@ -55,12 +55,12 @@ class OneBroker:
             shard,
             settings,
             TailCache(1 << 20),
-            self.session,
             served,
+            self.session.is_housekeeper,
             decompressions(settings),
         )
         self.hosts = hosts = ShardHosts([self.host])
-        self.logs = SlotLogs(served, hosts, self.session, ProducerIds(self.ids))
+        self.logs = SlotLogs(served, hosts, ProducerIds(self.ids))
         shards = [self.host.for_topics]
         store = TopicRegistry(self.topics, self.state, settings, shards)
         self.catalog = TopicCatalog(store, settings, self.logs, shards)

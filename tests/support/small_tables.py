@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 from uuid import uuid4
 
+from coordinator.slots import Duties, always
 from storage.engine import Engine
-from storage.row_lane import GATHER_MAX_S, RowLane
+from storage.row_lane import RowLane
 from tests.support.log_parts import LANES
 
 NODE_ID = 1
 OTHER_NODE_ID = 2
 
+ENDLESS = Duties(always, always, always)
+"""Those of a broker that serves every slot, for ever."""
 
-def make_lane(engine: Engine, gather_max_s: float = GATHER_MAX_S) -> RowLane:
+
+def make_lane(engine: Engine, gather_max_s: float | None = None) -> RowLane:
     lane = RowLane(engine, LANES - 1, uuid4(), gather_max_s=gather_max_s)
     lane.start()
     return lane

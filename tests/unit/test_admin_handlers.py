@@ -26,12 +26,13 @@ from broker.auto_creation import AutoCreation
 from broker.config import Settings
 from broker.dynamic_settings import DynamicSettings
 from broker.encoded_topics import EncodedTopics
-from broker.leadership import BrokerEndpoint, SingleBroker
+from broker.leadership import BrokerEndpoint
 from broker.memory import ResponseMemory
 from broker.node import Broker
 from broker.offsets_topic.offsets_topic import OffsetsTopic
 from broker.request_counts import RequestCounts
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.stored_configs import StoredConfigs
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.slots import ServedSlots
@@ -84,7 +85,7 @@ def broker() -> Broker:
         cluster_id="c" * 22,
         node_id=1,
         endpoint=endpoint,
-        leadership=SingleBroker(endpoint),
+        leadership=SlotLeadership.alone(endpoint),
         encoded_topics=EncodedTopics(),
         requests=RequestCounts(),
     )

@@ -8,9 +8,10 @@ from uuid import UUID
 
 import pytest
 
-from broker.cluster.leadership import SlotLeadership
 from broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive, SessionState
-from broker.leadership import NO_NODE, BrokerEndpoint, Leader, SingleBroker
+from broker.leadership import NO_NODE, BrokerEndpoint, Leader
+from broker.named_addresses import NamedAddress
+from broker.slots.leadership import SlotLeadership
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 TOPIC = UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
@@ -139,8 +140,11 @@ def test_a_broker_that_is_left_alone_lists_the_brokers_that_were_recently_alive(
 
 
 def test_a_single_broker_leads_everything() -> None:
-    leadership = SingleBroker(BrokerEndpoint(3, "alone", 1))
+    own = BrokerEndpoint(3, "alone", 1, "rack", (NamedAddress("INSIDE", "alone", 1),))
+    leadership = SlotLeadership.alone(own)
     assert leadership.leader(TOPIC, 5) == Leader(3, 0)
-    assert leadership.coordinator("g") == BrokerEndpoint(3, "alone", 1)
-    assert leadership.contacts() == leadership.brokers() == [BrokerEndpoint(3, "alone", 1)]
-    assert leadership.controller_id == 3
+    assert leadership.leaders(TOPIC, 3) == (Leader(3, 0),) * 3
+    assert leadership.leading(TOPIC, 5) == own
+    assert {leadership.coordinator("g"), leadership.owner_of(0), leadership.owner_of(49)} == {own}
+    assert leadership.contacts() == leadership.brokers() == [own]
+    assert (leadership.controller_id, leadership.controller_epoch) == (3, 1)

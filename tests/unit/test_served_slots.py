@@ -9,9 +9,9 @@ import pytest
 
 from broker.slots.groups import SlotGroups
 from coordinator.coordinator import GroupCoordinator
-from coordinator.slots import EMBEDDED, ServedSlots, kafka_partition
+from coordinator.slots import ServedSlots, kafka_partition
 from protocol.errors import CoordinatorLoadInProgress, NotCoordinator, UnknownTopicOrPartition
-from storage.slot_map import Slot
+from storage.slot_map import EMBEDDED, Slot
 
 GROUP = "group"
 

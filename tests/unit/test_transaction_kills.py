@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 
-from broker.leadership import BrokerEndpoint, SingleBroker
+from broker.leadership import BrokerEndpoint
 from broker.log.block import Appended, Outcome, PendingAppend, build_block
 from broker.log.partition import PartitionLog
 from broker.log.producers import ProducerEntry
@@ -27,6 +27,7 @@ from broker.log.row_sources import RowLanes
 from broker.log.topic import Topic
 from broker.log.transactions import OpenTransaction
 from broker.slots.groups import SlotGroups
+from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
 from broker.slots.transactions import (
     CoordinatorCalls,
@@ -38,7 +39,7 @@ from broker.transaction_checks import TransactionChecks
 from broker.transaction_markers import MarkerWriter
 from common.clock import Clock
 from coordinator.hosted_transactions import HostedTransactions
-from coordinator.slots import EMBEDDED, ServedSlots
+from coordinator.slots import ServedSlots
 from coordinator.transaction_states import Member, Producer, Transaction
 from coordinator.transactions import TransactionCoordinator, TransactionLimits
 from protocol.errors import (
@@ -53,6 +54,8 @@ from protocol.errors import (
 )
 from storage.engine import Engine, EngineError, Row
 from storage.row_lane import RowLane, TableRows
+from storage.slot_map import EMBEDDED
+from tests.support.alone import GivenLogs
 from tests.support.embedded_topics import catalog_on
 from tests.support.log_parts import LIMITS, header_of, make_topic
 from tests.support.record_batches import Record, batch_of
@@ -116,7 +119,7 @@ class Life:
         self.is_over = False
         self.ended = asyncio.Event()
         self.connection_lost = asyncio.Event()
-        catalog = catalog_on(None)
+        catalog = catalog_on(None, logs=GivenLogs())
         catalog.known.put(world.topic)
         self.logs = catalog.logs
         self.partitions = [self._opened(number) for number in range(len(world.partitions))]
@@ -124,7 +127,8 @@ class Life:
         self._queue: asyncio.Queue[PendingAppend] = asyncio.Queue()
         clock = cast(Clock, world)
         slots = ServedSlots.alone()
-        leadership, peers = SingleBroker(BrokerEndpoint(1, "localhost", 9092)), Peers(1)
+        leadership = SlotLeadership.alone(BrokerEndpoint(1, "localhost", 9092))
+        peers = Peers(1)
         writer = MarkerWriter(self, cast(RowLanes, self))
         here = MarkersHere(writer, SlotGroups(slots, {}), catalog)
         markers = MarkersEverywhere(1, here, slots, leadership, peers)

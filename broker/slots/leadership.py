@@ -1,10 +1,11 @@
-"""Which brokers exist and what each leads, by the slot map and the sessions in the registry.
+"""Which brokers exist and what each leads, by the slot map and the sessions.
 
-Metadata and FindCoordinator answer from `SlotLeadership`; a single broker has `SingleBroker`
-(broker/leadership.py). `SlotLeadership` reads what registry_view.py has seen, and changes nothing.
-The owner of a slot leads its partitions and coordinates its groups. While a slot has no owner, or
-its owner cannot reach the shard, clients get LEADER_NOT_AVAILABLE or COORDINATOR_NOT_AVAILABLE.
-A broker whose session was not renewed in time is gone, also before it is declared dead.
+Metadata and FindCoordinator answer from `SlotLeadership`. In a cluster it reads what
+broker/cluster/registry_view.py has seen, and changes nothing; on a single broker the map and its
+one session never change. The owner of a slot leads its partitions and coordinates its groups. While
+a slot has no owner, or its owner cannot reach the shard, clients get LEADER_NOT_AVAILABLE or
+COORDINATOR_NOT_AVAILABLE. A broker whose session was not renewed in time is gone, also before it is
+declared dead.
 
 Whether this broker may serve a partition is decided elsewhere: broker/led_partitions.py.
 """
@@ -12,17 +13,19 @@ Whether this broker may serve a partition is decided elsewhere: broker/led_parti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
 from broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive
 from broker.leadership import NO_NODE, BrokerEndpoint, Leader
 from coordinator.messages import OFFSETS_TOPIC_ID
+from coordinator.slots import ServedSlots
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 
 class Slotted(Protocol):
-    """What this broker has read from the registry: broker/cluster/registry_view.py."""
+    """What this broker knows of all slots: `RegistryView` in a cluster, else `UnchangingSlots`."""
 
     @property
     def slot_map(self) -> SlotMap | None: ...
@@ -37,19 +40,50 @@ class Slotted(Protocol):
         """Whether a session was not renewed in time."""
 
 
+@dataclass(frozen=True, slots=True)
+class UnchangingSlots:
+    """The slots of a single broker."""
+
+    slot_map: SlotMap
+    sessions: Mapping[int, BrokerSession]
+    lately_alive: LatelyAlive
+
+    def is_silent(self, session_id: int) -> bool:
+        return False
+
+
 class SlotLeadership:
-    """`Leadership` by slots.
+    """Who leads each partition and coordinates each group.
 
     If the owner of a partition cannot reach its shard, the partition has no leader: clients then
     write records without a key to other partitions.
     """
 
-    def __init__(self, ownership: Slotted, own: BrokerEndpoint) -> None:
-        """`own`: this broker; it is listed even while it has no session."""
+    def __init__(
+        self, ownership: Slotted, own: BrokerEndpoint, only_leader: Leader | None = None
+    ) -> None:
+        """`own`: this broker; it is listed even while it has no session.
+
+        `only_leader`: of every partition, for ever. Metadata of 1,000 topics needs no look at their
+        slots then.
+        """
         self._ownership = ownership
         self._own = own
+        self._only_leader = only_leader
+
+    @classmethod
+    def alone(cls, own: BrokerEndpoint) -> SlotLeadership:
+        """That of a single broker."""
+        slots = tuple(ServedSlots.alone().owned.values())
+        owner, epoch = slots[0].owner, slots[0].epoch
+        session = BrokerSession(
+            owner, own.node_id, own.host, own.port, own.rack, ttl_ms=0, listeners=own.listeners
+        )
+        known = UnchangingSlots(SlotMap(slots), {owner: session}, LatelyAlive(LATELY_MS))
+        return cls(known, own, Leader(own.node_id, epoch))
 
     def brokers(self) -> Sequence[BrokerEndpoint]:
+        """Every broker that is alive, by node id."""
         nodes = {
             session.node_id: _node(session)
             for session_id in self._ownership.sessions
@@ -59,6 +93,12 @@ class SlotLeadership:
         return [nodes[node_id] for node_id in sorted(nodes)]
 
     def contacts(self) -> Sequence[BrokerEndpoint]:
+        """The brokers that Metadata names, by node id: those that are alive.
+
+        Some clients (aiokafka 0.14) ask only the brokers of the last answer, never their bootstrap
+        servers: if these are away, such a client fails although other brokers are back. So a broker
+        that is left alone also names those that were alive lately.
+        """
         alive = self.brokers()
         if len(alive) > 1:
             return alive
@@ -68,14 +108,19 @@ class SlotLeadership:
 
     @property
     def controller_id(self) -> int:
+        """The broker to which admin clients send their requests; any broker would do."""
         return self.brokers()[0].node_id
 
     @property
     def controller_epoch(self) -> int:
+        """At least 1, the same at every broker, and higher once slots have moved."""
         slot_map = self._ownership.slot_map
         return 1 + max((slot.epoch for slot in slot_map.slots), default=0) if slot_map else 1
 
     def leader(self, topic_id: UUID, partition: int) -> Leader:
+        """The current leader of this partition."""
+        if self._only_leader is not None:
+            return self._only_leader
         slot_map = self._ownership.slot_map
         if slot_map is None:
             return Leader(NO_NODE, 0)
@@ -101,15 +146,20 @@ class SlotLeadership:
         return Leader(NO_NODE if owner is None else owner.node_id, epoch)
 
     def leaders(self, topic_id: UUID, partitions: int) -> Sequence[Leader]:
+        """The current leaders of the topic's first `partitions` partitions."""
+        if self._only_leader is not None:
+            return (self._only_leader,) * partitions
         return tuple(self.leader(topic_id, index) for index in range(partitions))
 
     def coordinator(self, key: str) -> BrokerEndpoint | None:
+        """The coordinator of a group or of a transactional id; None while there is none."""
         slot_map = self._ownership.slot_map
         if slot_map is None:
             return None
         return self.owner_of(slot_of_group(key, len(slot_map.slots)))
 
     def owner_of(self, number: int) -> BrokerEndpoint | None:
+        """The coordinator of the groups in a slot."""
         slot_map = self._ownership.slot_map
         if slot_map is None or not 0 <= number < len(slot_map.slots):
             return None
@@ -120,6 +170,7 @@ class SlotLeadership:
         return _node(session)
 
     def leading(self, topic_id: UUID, partition: int) -> BrokerEndpoint | None:
+        """The broker that leads a partition."""
         node_id = self.leader(topic_id, partition).node_id
         return next((one for one in self.brokers() if one.node_id == node_id), None)
 

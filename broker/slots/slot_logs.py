@@ -1,4 +1,4 @@
-"""The open logs of a broker of a cluster: those in the slots that it serves, each on its shards.
+"""The open logs of a broker: those in the slots that it serves, each on its shards.
 
 What must hold:
 * A log is open only while its slot is served, and only appenders of the session that owns the slot
@@ -7,6 +7,8 @@ What must hold:
   on. A slot that has been moved begins on its new shard where it ended: the floor is stored there
   before the first record is.
 * Where the leader epoch of a log begins is stored before the log is open.
+
+A single broker serves all slots, on one shard, from its start to its end.
 """
 
 from __future__ import annotations
@@ -16,8 +18,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from broker.cluster.session import OwnSession, SessionOver
-from broker.cluster.shard_host import ShardHost, ShardHosts
 from broker.log.block import PendingAppend
 from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
 from broker.log.ends import log_ends
@@ -30,47 +30,44 @@ from broker.log.transaction_recovery import recover_transactions
 from broker.log.transaction_tables import begun_rows
 from broker.log.write_lease import AWAY_AFTER_MS
 from broker.producer_ids import ProducerIds
+from broker.slots.shard_host import ShardHost, ShardHosts
 from common.counted_lines import counted
+from common.tasks import in_turns
 from coordinator.slots import ServedSlots
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import Engine, EngineError
 from storage.row_lane import RowLane, TableRows
-from storage.slot_map import Slot
+from storage.slot_map import FIRST_EPOCH, Slot
 
 log = logging.getLogger(__name__)
 
 
 class SlotLogs(OpenLogs):
-    """`OpenLogs` by slots; also the `Appending` and the `RowSources` of these logs."""
+    """`OpenLogs` by slots; also `Appending`, `RowSources` and `RowLanes` of these logs."""
 
-    def __init__(
-        self,
-        slots: ServedSlots,
-        hosts: ShardHosts,
-        session: OwnSession,
-        producer_ids: ProducerIds,
-    ) -> None:
-        super().__init__()
+    def __init__(self, slots: ServedSlots, hosts: ShardHosts, producer_ids: ProducerIds) -> None:
+        super().__init__(slots.may_serve)
         self._slots = slots
         self._hosts = hosts
-        self._session = session
         self._producer_ids = producer_ids
         self._hosts_of: dict[PartitionLog, tuple[ShardHost, ...]] = {}
+        self._hosts_by_names: dict[tuple[str, ...], tuple[ShardHost, ...]] = {}
 
     # OpenLogs
-
-    def may_serve(self) -> bool:
-        return self._session.may_serve()
 
     def leads(self, topic: Topic, partition: int) -> bool:
         return self._slots.of_partition(topic.topic_id, partition) in self._slots.serving
 
     async def open_new(self, created: Collection[Partition]) -> bool:
+        opened: list[PartitionLog] = []
         try:
-            opened = [self._opened(*one, 0, 0, 0) for one in created if self.leads(*one)]
-            by_hosts = self._by_hosts(opened)
+            async for topic, number in in_turns(created):
+                slot = self._served(topic, number)
+                if slot is not None:
+                    opened.append(self._opened(topic, number, 0, 0, 0, slot))
+            begun = [one for one in opened if one.leader_epoch != FIRST_EPOCH]
             await asyncio.gather(
-                *(_store(hosts[-1], first_epochs(some)) for hosts, some in by_hosts)
+                *(_store(hosts[-1], first_epochs(some)) for hosts, some in self._by_hosts(begun))
             )
         except EngineError as error:
             log.warning(
@@ -96,13 +93,12 @@ class SlotLogs(OpenLogs):
 
     def _add_led(self, opened: Iterable[PartitionLog]) -> None:
         """A slot may have been given up meanwhile, or taken again: then others are its logs."""
-        self.add(
-            one
-            for one in opened
-            if not self._is_open(one)
-            and self.leads(one.topic, one.partition)
-            and self._slot(one.topic, one.partition).epoch == one.leader_epoch
-        )
+        led = []
+        for one in opened:
+            slot = self._served(one.topic, one.partition)
+            if slot is not None and slot.epoch == one.leader_epoch and not self._is_open(one):
+                led.append(one)
+        self.add(led)
 
     def _is_open(self, one: PartitionLog) -> bool:
         return self.find(one.topic_id, one.partition) is not None
@@ -141,9 +137,9 @@ class SlotLogs(OpenLogs):
             ends.update(found[0])
             starts.update(found[1])
         opened = [
-            self._opened(topic, number, starts[key], ends[key], first_fresh)
+            self._opened(topic, number, starts[key], ends[key], first_fresh, slot)
             for topic, number in partitions
-            for key in ((topic.topic_id, number),)
+            for key, slot in (((topic.topic_id, number), self._slot(topic, number)),)
         ]
         for there, logs in self._by_hosts(opened):
             await _store(there[-1], await begin_epochs([host.engine for host in there], logs))
@@ -159,25 +155,21 @@ class SlotLogs(OpenLogs):
         """
         found: defaultdict[tuple[ShardHost, ...], list[PartitionLog]] = defaultdict(list)
         for one in logs:
-            hosts = self._hosts_on(self._slot(one.topic, one.partition))
-            found[tuple(reversed(dict.fromkeys(reversed(hosts))))].append(one)
-        return found.items()
+            found[self._hosts_on(self._slot(one.topic, one.partition))].append(one)
+        return [(_each_once(hosts), some) for hosts, some in found.items()]
 
     async def release(self, logs: Collection[PartitionLog]) -> None:
         """Accept no more appends for these closed logs; returns when none is in flight.
 
-        Raises `SessionOver` if that cannot be known: the next owner must fence this one.
+        Raises `NotLeaderOrFollower` if that cannot be known: the next owner must fence this one.
         """
-        await asyncio.gather(*(self._release_on(host, logs) for host in self._hosts))
-
-    async def _release_on(self, host: ShardHost, logs: Iterable[PartitionLog]) -> None:
-        appender = host.appender
-        here = [one for one in logs if self._hosts_of.get(one, (None,))[-1] is host]
-        if appender is not None and here:
-            try:
-                await appender.release(here)
-            except NotLeaderOrFollower as error:
-                raise SessionOver(str(error)) from error
+        there: defaultdict[ShardHost, list[PartitionLog]] = defaultdict(list)
+        for one in logs:
+            if one in self._hosts_of:
+                there[self._hosts_of[one][-1]].append(one)
+        await asyncio.gather(
+            *(host.appender.release(some) for host, some in there.items() if host.appender)
+        )
 
     def _by_shards(
         self, partitions: Iterable[Partition]
@@ -210,17 +202,23 @@ class SlotLogs(OpenLogs):
                 for start_here, floor in (checkpoints.get(key, (0, 0)),)
                 if end > max(found.get(key, 0), floor) or start > start_here
             ]
-            await host.rows.store(TableRows(CHECKPOINTS, lacking))
+            if lacking:
+                await host.rows.store(TableRows(CHECKPOINTS, lacking))
         return ends, starts
 
     def _opened(
-        self, topic: Topic, partition: int, start: int, end: int, first_fresh: int
+        self, topic: Topic, partition: int, start: int, end: int, first_fresh: int, slot: Slot
     ) -> PartitionLog:
-        slot = self._slot(topic, partition)
         made = PartitionLog(topic, partition, start, end, first_fresh, slot.epoch)
         hosts = self._hosts_on(slot)
-        made.earlier = [one.engine for one in dict.fromkeys(hosts) if one is not hosts[-1]]
+        if len(hosts) > 1:
+            made.earlier = [one.engine for one in dict.fromkeys(hosts) if one is not hosts[-1]]
         return made
+
+    def _served(self, topic: Topic, partition: int) -> Slot | None:
+        """The slot of this partition, if this broker serves it."""
+        number = self._slots.of_partition(topic.topic_id, partition)
+        return self._slots.owned.get(number) if number in self._slots.serving else None
 
     def _slot(self, topic: Topic, partition: int) -> Slot:
         """Raises `EngineError`: the session may end while its logs are being read."""
@@ -230,7 +228,11 @@ class SlotLogs(OpenLogs):
         return slot
 
     def _hosts_on(self, slot: Slot) -> tuple[ShardHost, ...]:
-        return tuple(self._hosts.of(name) for name in slot.shards)
+        hosts = self._hosts_by_names.get(slot.shards)
+        if hosts is None:
+            hosts = tuple(self._hosts.of(name) for name in slot.shards)
+            self._hosts_by_names[slot.shards] = hosts
+        return hosts
 
     # Appending
 
@@ -248,8 +250,14 @@ class SlotLogs(OpenLogs):
     def engines(self, partition: PartitionLog) -> Sequence[Engine]:
         return [host.engine for host in self.hosts(partition)]
 
+    def at_rest(self, partition: PartitionLog) -> Sequence[Engine]:
+        return [host.stored.at_rest for host in self.hosts(partition)]
+
     async def of_offset(self, partition: PartitionLog, offset: int) -> RowSource:
-        engines = [host.engine for host in self.hosts(partition)]
+        hosts = self.hosts(partition)
+        if len(hosts) == 1:
+            return hosts[0].stored.source(partition, offset)
+        engines = [host.engine for host in hosts]
         return await source_of_offset(engines, partition, offset, partition.high_watermark)
 
     def host_of(self, partition: PartitionLog) -> ShardHost:
@@ -271,8 +279,14 @@ class SlotLogs(OpenLogs):
         return list(dict.fromkeys(hosts))
 
 
+def _each_once(hosts: Sequence[ShardHost]) -> Sequence[ShardHost]:
+    return list(reversed(dict.fromkeys(reversed(hosts))))
+
+
 async def _store(host: ShardHost, rows: TableRows) -> None:
     """Raises `EngineError`, also if it takes long: the catalog is locked. Then it goes on."""
+    if not rows.rows:
+        return
     try:
         async with asyncio.timeout(AWAY_AFTER_MS / 1000):
             await host.rows.store(rows)

@@ -1,24 +1,25 @@
 """What a broker runs on one shard: the lanes that write to it, and the groups stored on it.
 
 The appender belongs to one session of the broker: its tokens carry the session's id, and it is
-abandoned when that session ends. Everything else outlives sessions.
+abandoned when that session ends. Everything else outlives sessions. A single broker has one shard,
+its embedded engine, and one session.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
 
-from broker.cluster.session import OwnSession, Tenure
 from broker.config import Settings
 from broker.log.appender import Appender
 from broker.log.decompression import Decompressions
 from broker.log.rollup import CountedMinutes
+from broker.log.row_sources import ShardRows
 from broker.log.tail_cache import TailCache
-from broker.log.write_lease import SessionWriteLease
+from broker.log.write_lease import WriteLease, WritingSession
 from broker.topic_store import TopicShard
 from broker.wiring import append_limits, group_coordinator
 from common.clock import wall_ms
@@ -28,10 +29,11 @@ from storage.row_lane import RowLane
 
 
 class ShardEngine(Engine, Protocol):
-    """The part of `storage.shards.Shard` that is used here."""
+    """A shard: `storage.shards.Shard`, or the embedded engine of a single broker."""
 
     name: str
     away: bool
+    """Whether it does not answer."""
 
     @property
     def failures_ms(self) -> Mapping[str, int]:
@@ -45,7 +47,7 @@ class ShardEngine(Engine, Protocol):
 class Writing:
     """The appender of a session. For what it promises see `ShardHost.floor_ms`."""
 
-    tenure: Tenure
+    session: WritingSession
     appender: Appender
 
 
@@ -57,17 +59,24 @@ class ShardHost:
         engine: ShardEngine,
         settings: Settings,
         cache: TailCache,
-        session: OwnSession,
         slots: ServedSlots,
+        is_housekeeper: Callable[[str], bool],
         decompressions: Decompressions,
+        stored: ShardRows | None = None,
     ) -> None:
+        """`is_housekeeper`: whether this broker is the housekeeper of the shard with this name.
+
+        `stored`: how rows are read, if they are not in a table when they are acknowledged.
+        """
         self.name = engine.name
         self.engine = engine
+        self.stored = stored or ShardRows(engine)
+        self.counted = CountedMinutes(engine, wall_ms)
         self._settings = settings
         self._cache = cache
         self._decompressions = decompressions
-        self._session = session
-        self.rows = RowLane(engine, settings.lanes, uuid4(), self)
+        self._is_housekeeper = is_housekeeper
+        self.rows = RowLane(engine, settings.lanes, uuid4(), self.may_serve)
         duties = Duties(self.may_serve, self.is_housekeeper, slots.serves_all)
         self.groups = group_coordinator(settings, engine, self.rows, duties)
         self.writing: Writing | None = None
@@ -76,7 +85,12 @@ class ShardHost:
 
     def is_housekeeper(self) -> bool:
         """Whether this broker does what one broker has to do for the whole shard."""
-        return self._session.is_housekeeper(self.name)
+        return self._is_housekeeper(self.name)
+
+    @property
+    def patient(self) -> Engine:
+        """Its engine, for work in the background, which can wait."""
+        return self.stored.patient
 
     @property
     def appender(self) -> Appender | None:
@@ -100,28 +114,32 @@ class ShardHost:
         self._floor_ms = max(self._floor_ms, found)
         return self._floor_ms
 
-    async def write_under(self, tenure: Tenure) -> None:
+    async def write_under(self, session: WritingSession) -> None:
         """Make sure that an appender of this session exists. Raises `EngineError`."""
         async with self._beginning:  # two appenders would use the same tokens
-            if self.writing is None or self.writing.tenure is not tenure:
-                self.writing = Writing(tenure, await self._appender_of(tenure))
+            if self.writing is None or self.writing.session is not session:
+                await self.begin(Writing(session, self.appender_of(session)))
 
-    async def _appender_of(self, tenure: Tenure) -> Appender:
-        counted = await CountedMinutes(self.engine, wall_ms).ends()
-        appender = Appender(
+    def appender_of(self, session: WritingSession) -> Appender:
+        """Of a session that has none yet; `begin` starts it."""
+        return Appender(
             self.engine,
             self._cache,
             self._settings.lanes,
             append_limits(self._settings),
-            SessionWriteLease(tenure, self.name),
+            WriteLease(session, self.name),
             self._decompressions,
         )
+
+    async def begin(self, writing: Writing) -> None:
+        """Accept records. Raises `EngineError`."""
+        counted = await self.counted.ends()
         self._floor_ms = max(self._floor_ms, counted.until_ms)
-        await appender.no_row_before(self._floor_ms)
-        if not tenure.may_serve():
+        await writing.appender.no_row_before(self._floor_ms)
+        if not writing.session.may_serve():
             raise EngineError("the session ended before its first record")
-        appender.start()
-        return appender
+        writing.appender.start()
+        self.writing = writing
 
     def abandon(self) -> None:
         """The session is over: send none of its blocks any more."""
@@ -156,11 +174,11 @@ class ShardHost:
             await self.appender.close()
 
     def may_serve(self) -> bool:
-        return self.writing is not None and self.writing.tenure.may_serve()
+        return self.writing is not None and self.writing.session.may_serve()
 
 
 class ShardHosts:
-    """All shards of the cluster, by name."""
+    """All shards, by name."""
 
     def __init__(self, hosts: Iterable[ShardHost]) -> None:
         self._hosts = {host.name: host for host in hosts}
@@ -200,5 +218,5 @@ class ShardHosts:
         """Sessions with a lane that ended because of a bug: a new session is needed."""
         writing = (host.writing for host in self)
         return {
-            one.tenure.session_id for one in writing if one is not None and one.appender.has_ended
+            one.session.session_id for one in writing if one is not None and one.appender.has_ended
         }

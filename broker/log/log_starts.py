@@ -10,6 +10,8 @@ watermark: an emptied partition continues with its next offset after any restart
 broker that has lost a slot without knowing it may still store a log start. That is harmless: it is
 not above a high watermark that was reached, log starts only grow, and the new leader adopts it
 (`Retention`). Until then its consumers find a gap instead of an error.
+
+The table is in checkpoints.py, which is apart because producer_states.py writes checkpoints, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A topic, as the logs of its partitions know it. All topics: broker/topics.py."""
+"""A topic, as the logs of its partitions know it. All topics: broker/topics.py.
+
+Both the catalogs and the logs import it, and it knows neither.
+"""
 
 from __future__ import annotations
 

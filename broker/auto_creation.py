@@ -82,7 +82,7 @@ class AutoCreation:
             if isinstance(outcome, EngineError):
                 count = sum(isinstance(one, EngineError) for one in outcomes.values())
                 log.error(
-                    "%d topics are not created, among them %s: %s",
+                    "cannot create %d topics, such as %s: %s",
                     count,
                     name,
                     outcome,

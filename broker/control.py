@@ -53,7 +53,11 @@ class ControlSocket:
         try:
             await web.SockSite(runner, _bound(self._data_dir)).start()
         except OSError as error:
-            log.error("a backup needs a stop of this broker: no control socket: %s", error.strerror)
+            log.error(
+                "cannot open the control socket (%s): `brokerhouse backup` works only while this"
+                " broker is stopped",
+                error.strerror,
+            )
             await runner.cleanup()
             return
         self._runner = runner
@@ -107,7 +111,7 @@ async def ask_for_backup(data_dir: Path, destination: Path) -> BackupInfo:
     except aiohttp.ClientError as error:
         raise BackupError(
             f"the broker on {data_dir} ended before the backup was complete: {destination} was not"
-            " made"
+            " created"
         ) from error
 
 

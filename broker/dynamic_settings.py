@@ -113,7 +113,7 @@ class DynamicSettings:
             try:
                 self._with(*layers, configs)
             except InvalidRequest as error:
-                log.error("configs of this broker in the registry are not used: %s", error)
+                log.error("cannot use the configs of this broker in the registry: %s", error)
             else:
                 layers.append(configs)
         settings = self._with(*layers)

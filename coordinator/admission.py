@@ -144,7 +144,7 @@ class Admission:
     ) -> None:
         """A static member that sends no id is a new process that replaces the old one (KIP-345)."""
         self._rebalance.answer_waiting(
-            old, FencedInstanceId(f"another member is {old.record.group_instance_id} now")
+            old, FencedInstanceId(f"another member uses {old.record.group_instance_id} now")
         )
         member = old.replaced_by(member_id, now.monotonic_ms, request)
         self._rebalance.replace(old, member)

@@ -293,7 +293,7 @@ class GroupCoordinator:
             await self.offsets.forget_topic(topic, topic_id, set(self.hosted_groups.ids()))
         except EngineError as error:
             log.error(
-                "offsets of deleted topic %s stay until the next start: %s",
+                "cannot delete offsets of deleted topic %s, retrying at the next start: %s",
                 topic,
                 error,
                 extra=counted(),

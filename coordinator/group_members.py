@@ -120,7 +120,7 @@ class Members:
         if group_instance_id is not None:
             current = self._static.get(group_instance_id)
             if current is not None and current != member_id:
-                raise FencedInstanceId(f"another member is {group_instance_id} now")
+                raise FencedInstanceId(f"another member uses {group_instance_id} now")
             if current is None:
                 raise UnknownMemberId(f"there is no member {group_instance_id}")
         member = self._by_id.get(member_id)

@@ -267,9 +267,7 @@ def _refusal(group_id: str, error: Exception) -> KafkaError:
             extra=counted(),
         )
         return CoordinatorNotAvailable("the group could not be stored")
-    log.error(
-        "group %s cannot be stored because of a bug", group_id, exc_info=error, extra=counted()
-    )
+    log.error("bug: cannot store group %s", group_id, exc_info=error, extra=counted())
     return UnknownServerError("the group cannot be stored; see the broker's log")
 
 

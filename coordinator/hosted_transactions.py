@@ -155,7 +155,9 @@ class HostedTransactions:
     def _check_hosted(self, hosted: HostedTransaction, transactional_id: str) -> None:
         self._check_ours(transactional_id)
         if self._hosted.get(transactional_id) is not hosted:
-            raise CoordinatorNotAvailable(f"{transactional_id!r} has expired, or moved")
+            raise CoordinatorNotAvailable(
+                f"{transactional_id!r} has expired or moved to another broker"
+            )
 
     def _check_ours(self, transactional_id: str) -> None:
         if not self._slots.may_coordinate(transactional_id):
@@ -208,6 +210,4 @@ class HostedTransactions:
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error(
-            "a transaction cannot be ended: a bug", exc_info=task.exception(), extra=counted()
-        )
+        log.error("bug: cannot end a transaction", exc_info=task.exception(), extra=counted())

@@ -94,7 +94,10 @@ class CommittedOffsets:
             try:
                 await self._rows.store(TableRows(OFFSETS, rows))
             except EngineError as error:  # a full disk; they are not served in any case
-                log.error("they stay in the table until the next start: %s", error)
+                log.error(
+                    "cannot delete %d offsets of deleted topics, retrying at the next start: %s",
+                    len(orphans), error,
+                )  # fmt: skip
 
     async def load_groups(self, chosen: Callable[[str], bool]) -> None:
         """Read anew the offsets of groups that this broker coordinates from now on.

@@ -57,7 +57,7 @@ async def matching_ids(engine: Engine, pattern: str) -> set[str]:
         return {row[0] for row in await engine.rows(_MATCHING, {"pattern": pattern})}
     except EngineError as error:
         if error.code in (_BAD_ARGUMENTS, _CANNOT_COMPILE_REGEXP):
-            raise InvalidRegularExpression(f"{pattern!r} is no regular expression") from error
+            raise InvalidRegularExpression(f"{pattern!r} is not a regular expression") from error
         raise
 
 

@@ -74,7 +74,7 @@ class TransactionCoordinator:
         self._clock = clock
         self._requests: set[asyncio.Task[Any]] = set()
         self._full = Outage(
-            log, "new transactional ids are refused", "there is room for transactional ids again"
+            log, "new transactional ids are refused", "new transactional ids are accepted again"
         )
         self._periodic = Periodic("transactions", _LOOK_EVERY_S, self._look)
 
@@ -127,7 +127,7 @@ class TransactionCoordinator:
         hosted = self.hosted.get(transactional_id)
         if hosted is None:
             if len(self.hosted) >= self._limits.max_ids:
-                self._full.failed(PolicyViolation(f"there are {len(self.hosted)} already"))
+                self._full.failed(PolicyViolation(f"there are {len(self.hosted)} of them"))
                 raise PolicyViolation("there are too many transactional ids")
             self._full.worked()
             fresh = Transaction(transactional_id, await self._next_id(), timeout_ms)
@@ -256,7 +256,10 @@ class TransactionCoordinator:
                     await self.hosted.forget(hosted)
             except (EngineError, KafkaError) as error:
                 log.warning(
-                    "%r: %s; retrying", transaction.transactional_id, error, extra=counted()
+                    "cannot end or forget transaction %r; retrying: %s",
+                    transaction.transactional_id,
+                    error,
+                    extra=counted(),
                 )
 
     async def _abort_timed_out(self, hosted: HostedTransaction) -> None:
@@ -264,7 +267,7 @@ class TransactionCoordinator:
             now_ms = self._clock.wall_ms()
             if hosted.transaction.has_timed_out(now_ms):
                 log.info(
-                    "%r: its time is up: aborting",
+                    "transaction of %r timed out; aborting it",
                     hosted.transaction.transactional_id,
                     extra=counted(),
                 )

@@ -174,7 +174,7 @@ def create_table(
     if engine is not None and _is_router(name):
         raise click.UsageError("--engine is for one table: give --like")
     if add_columns and not Format(kind).has_paths:
-        raise click.UsageError(f"--add-columns needs fields with names, which {kind} has not")
+        raise click.UsageError(f"--add-columns needs named fields, which {kind} does not have")
     if _feed_rows(server, name):
         raise click.ClickException(f"there is a feed {name}: drop it first")
     _check_topics(server, topics, bootstrap if create_topics else None)
@@ -252,8 +252,8 @@ def _check_topics(server: FeedServer, topics: Sequence[str], bootstrap: Bootstra
     while missing := [topic for topic in missing if not server.rows(known, t=topic)]:
         if time.monotonic() > deadline:
             raise click.ClickException(
-                f"{bootstrap} made topic {missing[0]}, which {server.sql.url} does not show: are"
-                " they of the same broker or cluster?"
+                f"topic {missing[0]} was created at {bootstrap}, but {server.sql.url} does not show"
+                " it: do both belong to the same broker or cluster?"
             )
         time.sleep(_POLL_S)
 
@@ -275,9 +275,11 @@ def _check_routes(
             raise click.UsageError("--route and --route-value go together, or name DATABASE.*")
         return
     if not route:
-        raise click.UsageError(f"{name} needs --route: where records name their table")
+        raise click.UsageError(f"{name} needs --route, which says where records name their table")
     if value is not None or columns is not None:
-        raise click.UsageError(f"{name} takes all records, and makes tables by itself or --like")
+        raise click.UsageError(
+            f"{name} creates its tables itself: leave out --columns and --route-value"
+        )
     if kind != Format.JSON.value and not like:
         raise click.UsageError(f"the columns of {kind} cannot be inferred: give --like")
 

@@ -361,11 +361,13 @@ def _check_catalog(settings: SinkSettings) -> None:
         raise JobFailure(f"the catalog {settings.catalog} cannot be used: {error}") from error
     for name, table in found.items():
         if table is None and not sink.create:
-            raise JobFailure(f"there is no table {name}: make it, or give --create")
+            raise JobFailure(f"there is no table {name}: create it, or add --create")
         if table is None or sink.operations is None:
             continue
         if table.metadata.format_version < tables.FORMAT_VERSION:
-            raise JobFailure(f"{name} is of format version 1, which knows no changes of rows")
+            raise JobFailure(
+                f"{name} is of format version 1, which cannot change rows: use version 2"
+            )
         if not table.schema().identifier_field_ids and not sink.id_columns:
             raise JobFailure(f"{name} has no identifier fields: give --id-column")
 

@@ -454,7 +454,7 @@ class DeadLetterStore:
             return False
         except SqlFailure as error:
             raise SinkEnds(
-                f"a dead letter cannot be stored: {error}. The next run goes on before it"
+                f"a dead letter cannot be stored: {error}. The next run continues before it"
             ) from error
         if self._away_since_s is not None:
             print("dead letters are stored again", file=sys.stderr)

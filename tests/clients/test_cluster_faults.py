@@ -65,7 +65,7 @@ SLACK_S = 15.0
 TRIES = 5
 DISTURBED = re.compile(
     r"session \d+ (?:has lost \d+ slots|is over): (?!the broker stops).*"
-    r"|shard \S+ is away: no replica answers"
+    r"|shard \S+ does not answer: no replica is reachable"
 )
 """What a broker logs when it loses its session or a shard, and not when it is stopped."""
 Found = TypeVar("Found")

@@ -120,7 +120,7 @@ def test_a_failing_view_stops_alone_and_a_repair_fills_it_from_there_on(
     assert column(broker, IDS) == ["1", "2"]
     assert failed(broker) == ["default.typed"]
     # Said once in a while (common/counted_lines.py), so perhaps for another test.
-    assert "default.typed could not be filled, and is stopped" in broker.log(0, 1 << 20)
+    assert "default.typed failed and was stopped" in broker.log(0, 1 << 20)
     (error,) = column(broker, "SELECT error FROM failed_views")
     assert "Cannot parse string 'no number' as UInt64" in error
     assert column(broker, "SELECT missed FROM failed_views") == [

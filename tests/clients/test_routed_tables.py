@@ -239,7 +239,7 @@ def test_add_columns_adds_a_column_for_each_new_field(tables: TypedTables) -> No
         (["bad.t", "--topic", "events", "--like", "model.row"], "--like is for DATABASE.*"),
         (
             ["bad.t", "--topic", "events", "--input-format", "csv", "--add-columns"],
-            "fields with names",
+            "needs named fields",
         ),
         (["bad.*", "--topic", "events", "--route", "key=:", "--like", "a.*"], "not one table"),
     ],

@@ -226,7 +226,7 @@ def test_a_replay_that_cannot_happen_ends_by_timeout_or_ctrl_c_and_happens_later
     tables.sql("RENAME TABLE alone.t TO alone.away")  # the broker retries for ever
 
     refused = tables.refused("replay", "alone.t", "--timeout", "1")
-    assert "no broker has parsed dead letters of alone.t, and 1 wait" in refused
+    assert "no broker has parsed dead letters of alone.t for 1 s (1 waiting)" in refused
 
     # One line for all its attempts.
     failed = "feed alone.t failed, and is retried: there is no table"

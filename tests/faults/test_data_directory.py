@@ -215,7 +215,7 @@ class TestPrivacy:
     def test_a_directory_that_others_can_read_is_closed_to_them_at_the_start_with_one_line(
         self, battered: BrokerProcess
     ) -> None:
-        said = f"other users could read {battered.data_dir}: it has the mode 0700 now"
+        said = f"other users could read {battered.data_dir}: changed its mode to 0700"
         assert battered.printed().count(said) == 1
         assert open_to_others(battered.data_dir) == []
 

@@ -1,8 +1,8 @@
-"""The settings: names, defaults, limits. broker/config_sources.py says where values come from.
+"""The settings: names, defaults, limits. broker/config_sources.py reads their values.
 
-Every field has its unit and one line of description: `brokerhouse config`, the flags of
-`brokerhouse serve` and docs/configuration.md are made from them. What a user has no reason to
-change does not belong here.
+Every field has its unit and one line of description. `brokerhouse config`, the flags of
+`brokerhouse serve` and docs/configuration.md are made from the fields. A value that no user has a
+reason to change does not belong here.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""What libraries do when they are imported and no broker needs: left out, for a quicker start.
+"""Leaves out parts of libraries that no broker needs, so that imports take less time.
 
-A broker takes Kafka's messages from kafka-python, and serves HTTP with aiohttp. It is nobody's
-client with either of them, except of ClickHouse in a cluster.
+A broker uses the messages of kafka-python and the HTTP server of aiohttp. It does not use their
+clients, except aiohttp's for the ClickHouse servers of a cluster.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Responses that are not with the transport yet, in the order in which they are sent.
+"""Responses that were not given to the transport yet, in the order in which they are sent.
 
 The transport gets them in slices, so that it holds little. Small pieces are joined only when their
-slice is sent: until then they are the objects that other responses and the caches hold, too.
+slice is sent. Until then they share their memory with other responses and the caches.
 """
 
 from __future__ import annotations

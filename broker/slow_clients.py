@@ -1,8 +1,9 @@
 """Closes connections whose clients do not read their responses.
 
-A connection with unsent bytes is watched. Its client makes progress when it takes 64 KB, or all of
-it. Without progress the connection is closed after `response_send_timeout_ms`; after a second if
-more than half of the memory for responses is used, the largest first, until it is not.
+Every connection with unsent bytes is watched. Its client makes progress when it reads 64 KB, or all
+of its responses. Without progress the connection is closed after `response_send_timeout_ms`. While
+more than half of the memory for responses is used, it is closed after one second, and connections
+with the largest responses are closed first.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Large responses are made one in each turn of the event loop, first for who was given least.
+"""Makes one large response in each turn of the event loop, first for clients that got least.
 
-Thousands of clients that ask for much at once would otherwise hold up everybody for seconds: the
-loop runs all that is ready before it looks at sockets again.
+Otherwise thousands of clients with large fetches would delay all others for seconds, because the
+loop runs everything that is ready before it looks at sockets again.
 """
 
 from __future__ import annotations

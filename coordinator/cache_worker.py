@@ -1,8 +1,8 @@
-"""The worker of the shared cache: it keeps groups and offsets up to date in the background.
+"""The worker of the shared cache keeps groups and offsets up to date in the background.
 
-Every few seconds it reads what other brokers have stored, and writes the heartbeats that this
-broker has heard. A broker that is asked about a group of another one reads sooner: see `read_anew`.
-Every hour rows that are deleted are dropped."""
+Every few seconds it reads the rows that other brokers have stored, and writes the heartbeats that
+this broker has received. If a client asks about a group of another broker, it reads sooner: see
+`read_anew`. Every hour it removes deleted rows from the tables."""
 
 from __future__ import annotations
 

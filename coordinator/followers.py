@@ -1,4 +1,4 @@
-"""Who wants to hear of every change of committed offsets and groups, once it is stored."""
+"""The interface of those that follow stored changes of committed offsets and groups."""
 
 from __future__ import annotations
 

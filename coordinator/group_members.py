@@ -1,10 +1,11 @@
-"""The members of one group in memory: who they are, which protocols they share, and who leads.
+"""The members of one group in memory: their ids, the protocols that they share, and the leader.
 
-Members are kept in the order in which they joined. A static member (KIP-345) keeps its place when a
-new process takes it over. An id is pending until the member that it was given to has joined with it
-(KIP-394): it counts towards the size of the group, and a rebalance waits for it.
+Members are in the order in which they joined. A static member (KIP-345) keeps its place when a new
+process replaces the old one. An id is pending until its member has joined with it (KIP-394). A
+pending id counts towards the size of the group, and a rebalance waits for it.
 
-Nothing here knows the state of the group, or answers requests; `coordinator.rebalance` does."""
+This module does not know the state of the group and answers no requests; `coordinator.rebalance`
+does."""
 
 from __future__ import annotations
 

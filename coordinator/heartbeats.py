@@ -1,4 +1,4 @@
-"""When each member sent its last heartbeat, to any broker. In memory; written every few seconds."""
+"""The time of each member's last heartbeat to any broker: in memory, written every few seconds."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """The transactional ids of this broker as they are stored, and the ends of their transactions.
 
-A change of an id is a row before `transaction` has it. What is prepared is ended in the background:
-markers first, then the state that says so; again until both have worked.
+A change of an id is stored as a row before `transaction` has it. Prepared transactions are
+completed in the background: the markers first, then the new state. Both are retried until they
+succeed.
 
-A transactional id belongs to a slot, and its coordinator is the owner of the slot. What a broker
-stores after another one has loaded its ids counts for nothing: versions of a later owner are
-higher, and a broker acts on a row only while it may coordinate the id.
+A transactional id belongs to a slot, and its coordinator is the owner of the slot. If a broker
+stores rows after another one has loaded its ids, these rows are ignored: versions of a later owner
+are higher, and a broker acts on a row only while it coordinates the id.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The shared cache: groups and members of all brokers, as they are in the tables.
 
-What this broker decides is written through: a group is a row before the cache shows it. Every half
-second a worker reads what other brokers wrote; it also writes heartbeats. Describe and list are
-answered from here, by any broker; the state machines do not live here.
+Decisions of this broker are written through: a group is a row before the cache shows it. Every half
+second a worker reads the rows of other brokers; it also writes heartbeats. Any broker answers
+Describe and List from this cache. The state machines are elsewhere (`coordinator.groups`).
 
 When a broker dies after it stored the members of a group and before it stored the group, the next
 broker that loads the group makes it rebalance."""

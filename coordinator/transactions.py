@@ -1,11 +1,12 @@
 """The transaction coordinator: drives the transactional ids of this broker.
 
-Every change of an id is a row before anybody is told or acts on it. `EndTxn` is answered when the
-decision is stored; the markers are written behind it, and requests for the next transaction wait
-for them for a moment. A start reads what is stored, and ends what was prepared.
+Every change of an id is stored as a row before it is answered or has an effect. `EndTxn` is
+answered when the decision is stored. The markers are written afterwards, and requests for the next
+transaction wait for them for a moment. A start reads the stored ids and completes prepared
+transactions.
 
-transaction_states.py decides, hosted_transactions.py stores and ends; this module checks requests
-and keeps the time.
+transaction_states.py decides, hosted_transactions.py stores and completes transactions; this module
+checks requests and aborts transactions that time out.
 """
 
 from __future__ import annotations

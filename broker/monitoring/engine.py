@@ -72,7 +72,7 @@ class EngineMetrics:
             ),
             gauge(
                 "brokerhouse_engine_sample_age_seconds",
-                "How old the metrics of the engine are; they grow old while it does not answer",
+                "Age of the metrics of the engine; it grows while the engine does not answer",
                 time.monotonic() - self._sample.taken_s,
             ),
         ]

@@ -615,7 +615,7 @@ def test_a_shard_that_does_not_answer_is_shown_by_metrics_and_by_check(cluster: 
         until(lambda: shard_up(other.name) == 1)
     until(lambda: shard_up(engine.name) == 1)
     # It answers again, but it did not lately, and somebody has to know.
-    failed = re.compile(r"(\S+): it failed for broker (\d) (\d+) s ago, or .*")
+    failed = re.compile(r"(\S+): failed for broker (\d) (\d+) s ago, or .*")
 
     def has_said_so(node_id: int, url: str, ago_s: int, since_s: float) -> bool:
         start = sizes[node_id] if ago_s + 1 < since_s else 0

@@ -226,7 +226,10 @@ def test_add_columns_adds_a_column_for_each_new_field(tables: TypedTables) -> No
         (["bad.*", "--topic", "events"], "bad.* needs --route"),
         (["bad.*", "--topic", "events", "--route", "body=x"], "header=NAME"),
         (["bad.*", "--topic", "events", "--route", "field=a..b"], "not the path of a field"),
-        (["bad.*", "--topic", "events", "--route", "key=:", "--columns", "id UInt8"], "by itself"),
+        (
+            ["bad.*", "--topic", "events", "--route", "key=:", "--columns", "id UInt8"],
+            "creates its tables itself",
+        ),
         (
             ["bad.*", "--topic", "events", "--route", "key=:", "--input-format", "csv"],
             "give --like",

@@ -48,7 +48,7 @@ Rows = list[tuple[str, str, int, int]]
               help="Snapshots that are older expire.")  # fmt: skip
 @job.number("--retain-last", 1, "So many snapshots of each branch stay, however old.", 1)
 @click.option("--orphans-older-than", type=Duration(), default=3 * _DAY_S, show_default="3d",
-              help="Files of no snapshot that are older are deleted.")  # fmt: skip
+              help="Older files that no snapshot uses are deleted.")  # fmt: skip
 def command(
     run: JobRun, /, catalog: str, catalog_options: dict[str, str], names: Mapping[str, str],
     target_mib: int, retain: int, retain_last: int, orphans_older_than: int,

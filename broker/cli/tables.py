@@ -121,11 +121,11 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
     "--route",
     metavar="header=NAME|field=PATH|key=SEPARATOR",
     callback=_to_route,
-    help="Where a record says which table it is for: in a header, in a field of JSON, or in its key"
+    help="Where a record names its table: in a header, in a field of JSON, or in its key"
     " before a separator. With DATABASE.*, each table that is named gets a feed.",
 )
 @click.option(
-    "--route-value", metavar="TEXT", help="What the records name that DATABASE.TABLE takes."
+    "--route-value", metavar="TEXT", help="The text that names DATABASE.TABLE in its records."
 )
 @click.option(
     "--like",
@@ -133,7 +133,7 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
     callback=_to_model,
     help="With DATABASE.*: new tables have the columns, keys and settings of this one.",
 )
-@click.option("--add-columns", is_flag=True, help="Fields of records without a column get one.")
+@click.option("--add-columns", is_flag=True, help="Add a column for each new field of a record.")
 @click.option("--yes", is_flag=True, help="Do not ask whether inferred columns are right.")
 @click.option(
     "--create-topics",
@@ -398,7 +398,9 @@ _changing("resume", "'running' AS status", "resumed", "Go on filling DATABASE.TA
 
 @tables.command("replay")
 @_name
-@click.option("--no-wait", is_flag=True, help="Only ask for it: a broker begins within a second.")
+@click.option(
+    "--no-wait", is_flag=True, help="Do not wait for the result; a broker begins within a second."
+)
 @click.option(
     "--timeout",
     "timeout_s",

@@ -245,7 +245,7 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
 )  # fmt: skip
 @click.option(
     "--route", metavar="header=NAME|field=PATH|key=SEPARATOR",
-    help="Where a record says which table it is for.",
+    help="Where a record names its table.",
 )  # fmt: skip
 @click.option(
     "--input-format", "kind", default="json", show_default=True,
@@ -254,10 +254,12 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
 )  # fmt: skip
 @click.option("--schema-registry", metavar="URL", default="", help="For avro and protobuf.")
 @click.option("--name", default="sink", show_default=True, callback=_to_name,
-              help="A run with the same name goes on where the last one ended.")  # fmt: skip
+              help="A run with the same name continues where the last one ended.")  # fmt: skip
 @click.option("--control-topic", default="iceberg-control", show_default=True, callback=_to_name,
-              help="Where the workers and their leader agree on commits.")  # fmt: skip
-@click.option("--create", is_flag=True, help="Make tables that are missing, by what records have.")
+              help="The topic on which workers and coordinator agree on commits.")  # fmt: skip
+@click.option(
+    "--create", is_flag=True, help="Create missing tables with columns for the records' fields."
+)
 @click.option("--evolve", is_flag=True, help="Add columns for new fields; widen int and float.")
 @click.option(
     "--metadata", is_flag=True, help="New tables have columns _topic, _offset and others."
@@ -270,7 +272,7 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
               help="Of new tables; may be repeated.")  # fmt: skip
 @click.option("--upsert", is_flag=True, help="A row replaces the one with its key.")
 @click.option("--operation-field", metavar="FIELD", default="",
-              help="It says whether a row is an insert, an update or a delete.")  # fmt: skip
+              help="The field that says insert, update or delete.")  # fmt: skip
 @click.option("--operation", "words", metavar="WORD=OPERATION", multiple=True, callback=_to_words,
               help="Another word for insert, update or delete; may be repeated.")  # fmt: skip
 @job.number("--interval-ms", 60_000, "Between two commits.", 100)
@@ -280,7 +282,7 @@ def _to_name(_context: click.Context, _parameter: click.Parameter, text: str) ->
 @job.number(
     "--workers", 0, "Tasks of Spark. 0: one for each core; with --once at most one per partition."
 )
-@click.option("--once", is_flag=True, help="End when the tables have all that was there.")
+@click.option("--once", is_flag=True, help="End when the tables have all existing records.")
 @click.option("--kafka", "options", metavar="OPTION=VALUE", multiple=True, callback=to_pairs,
               help="Of librdkafka, as in security.protocol=SSL; may be repeated.")  # fmt: skip
 def command(run: JobRun, /, **given: Any) -> JobReport:

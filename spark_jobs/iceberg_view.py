@@ -51,8 +51,8 @@ _PLACE = ("_topic", "_partition", "_offset")
 @click.option("--table", "name", metavar="NAMESPACE.TABLE", required=True,
               help="The Iceberg table.")  # fmt: skip
 @click.option("--source", metavar="SQL", default="",
-              help="How ClickHouse reads the table, as in icebergS3(...). Of a table in local files"
-              " it is known.")  # fmt: skip
+              help="How ClickHouse reads the table, as in icebergS3(...). Not needed for"
+              " tables in local files.")  # fmt: skip
 @click.option("--log", "log_url", metavar="URL", default="",
               help="A broker's SQL interface, if its log is not in this ClickHouse.")  # fmt: skip
 def command(

@@ -113,7 +113,9 @@ class EngineMetrics:
         if not found:
             return
         yield gauge("brokerhouse_engine_merges", "Merges that run", found["merges"])
-        yield gauge("brokerhouse_engine_mutations", "Mutations to do", found["mutations"])
+        yield gauge(
+            "brokerhouse_engine_mutations", "Mutations that are not done", found["mutations"]
+        )
         yield gauge(
             "brokerhouse_engine_memory_bytes",
             "Memory that the engine counts",

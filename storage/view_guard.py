@@ -223,7 +223,7 @@ class ViewGuard:
                     filled += self._fill_missed(handle, view)
                     self._sql.run(handle, f"ATTACH TABLE {view.quoted}")
                     self._end(handle, view)
-        log.info("view %s is filled again: it had missed %d records", view, filled)
+        log.info("view %s is filled again; records that it had missed: %d", view, filled)
         return filled
 
     def drop(self, handle: Handle, view: View) -> None:

@@ -421,11 +421,11 @@ def replay_table(name: str, no_wait: bool, timeout_s: int, sql_server: SqlServer
     with ctrl_c() as pressed:
         _change(server, name, ASKED_NOW)
         if no_wait:
-            click.echo(f"asked for the dead letters again: {name}")
+            click.echo(f"requested a replay of {name}")
             return
         done = asked_replay(server, feed).wait(timeout_s, pressed)
     if done is None:
-        click.echo(f"the broker goes on with the replay of {name}", err=True)
+        click.echo(f"the broker continues the replay of {name}", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
     made = done.routed_text if _is_router(name) else done.rows_text
     click.echo(f"replayed {name}: {made}, {done.left_text}")

@@ -78,7 +78,9 @@ def repair_view(
     """
     parameters = {**_named(view), **({"in_doubt": in_doubt} if in_doubt else {})}
     answer = asked(sql_server, "/views/repair", parameters, query or "")
-    click.echo(f"{view} is filled again: it had missed {json.loads(answer)['missed']} records")
+    click.echo(
+        f"{view} is filled again; records that it had missed: {json.loads(answer)['missed']}"
+    )
 
 
 @views.command("drop")

@@ -137,7 +137,7 @@ class SinkTask:
             if failures.bit_count() > 1:
                 raise
             times = "" if failures == 1 else f" {failures} times"
-            print(f"worker {number} failed{times}, and begins again: {error!r}", file=sys.stderr)
+            print(f"worker {number} failed{times} and is restarting: {error!r}", file=sys.stderr)
             if is_fenced(error):
                 name = self.settings.name
                 print(

@@ -1,45 +1,45 @@
 # make run      installs into .venv and starts a broker; ARGS passes flags to `brokerhouse serve`
-# make test     installs what the tests need and runs what proves each behaviour once, in lanes side
-#               by side; with ARGS it runs one pytest with these arguments instead
-# make test-all      every test: goes on where it was interrupted; ARGS="--lane clients" runs a lane
-# make test-touched  every test of what has changed since a commit: SINCE=main~1
-# make test-loaded   `make test` while every core is kept busy: it shows tests that depend on speed
-# make test-dates     tests on other days, while a year ends, and in other time zones: those of unit and
-#               engine, or ARGS="tests/clients/test_tables.py"
+# make test     installs what the tests need and tests each behaviour once, in parallel lanes;
+#               with ARGS it runs one pytest with these arguments instead
+# make test-all      every test; continues where it was interrupted; ARGS="--lane clients" runs a lane
+# make test-touched  every test of the code that changed since a commit: SINCE=main~1
+# make test-loaded   `make test` while all cores are busy: finds tests that depend on speed
+# make test-dates     tests on other days, at the end of a year and in other time zones: those of unit
+#               and engine, or ARGS="tests/clients/test_tables.py"
 # make test-clients-cluster   the client tests through any of three brokers;
 #               ARGS="-m each_change" runs a part that takes minutes
-# make test-cluster   the tests that need real replicas, on a cluster that is running:
+# make test-cluster   the tests that need real replicas, on a running cluster:
 #               URLS=HOST:PORT,... of its brokers, CLICKHOUSE=URL,... of all its servers
-# make test-spark     the long Spark tests: 10 million records, Spark killed midway
-# make fuzz     the long run with random input
+# make test-spark     the long Spark tests: 10 million records, with kills of Spark
+# make fuzz     random input, for minutes to hours
 # make history  clients while parts of a cluster fail at random: SEED=7 MINUTES=10
 # make history-transactions  the same with transactions
-# make test-apps  Kafka Connect, Kafka Streams and Iceberg's sink while everything is killed again and
-#               again, with a single broker and a cluster: SEED=7 MINUTES=10 of kills for each
-# make test-feeds  typed tables while brokers are killed again and again, alone and in a cluster:
+# make test-apps  Kafka Connect, Kafka Streams and Iceberg's sink with many kills of all processes, with
+#               a single broker and a cluster: SEED=7 MINUTES=10 of kills for each
+# make test-feeds  typed tables with many kills of brokers, single and in a cluster:
 #               KILLS=40 ROWS=10000000
 # make soak     hours of mixed clients, good and bad, and kill -9: HOURS=1; prints a table and draws
 #               soak.svg, and fails if a record is lost or doubled, or if anything grows
-# make lint     style and types; make format repairs what can be repaired automatically
-# make bench    throughput and latency beside the bare engine
+# make lint     style and types; make format formats the code
+# make bench    throughput and latency, compared with the bare engine
 # make bench-cluster  three brokers on two embedded engines: idle, producing, failover
 # make bench-groups   consumer groups: time to join, latency of commits
-# make bench-kafka    the broker beside Apache Kafka: ARGS="--quick" tries every part,
+# make bench-kafka    the broker compared with Apache Kafka: ARGS="--quick" tries every part,
 #               ARGS="--only defaults,cold" runs some, ARGS="--soak 10" lasts ten minutes
-# make bench-scaling  what a cluster would take, by simulation
-# make bench-iceberg  topics into Iceberg tables: the job beside Kafka Connect's sink; growth of metadata
+# make bench-scaling  the limits of a cluster, by simulation
+# make bench-iceberg  the job iceberg compared with Kafka Connect's sink; growth of metadata
 # make bench-jobs     the jobs lag, audit and compaction, and a start of PySpark
-# make bench-tables   typed tables: rows a second, delay, what they cost producers; ARGS=--cluster: the
-#               same on a cluster of three brokers and two engines
-# make bench-tables-kills   a feed beside Kafka with a consumer and with ClickHouse's connector, 20 kills
-#               each: ARGS="--connector FOLDER" is where the connector's jars are
-# make bench-views    the views that people look at, on 10^8 records
-# make bench-start    how long a broker takes to its ready line, and a command to its --help
-# make bench-spark    rows into Spark, by the data source and by Spark's Kafka source
+# make bench-tables   typed tables: rows per second, delay, effect on producers; ARGS=--cluster: the same
+#               on a cluster of three brokers and two engines
+# make bench-tables-kills   a feed compared with Kafka and a consumer or ClickHouse's connector, 20 kills
+#               each: ARGS="--connector FOLDER" names the folder of the connector's jars
+# make bench-views    the time of each SQL view on 10^8 records
+# make bench-start    the time until a broker is ready, and of a command's --help
+# make bench-spark    reading with Spark: the data source compared with Spark's Kafka source
 # make cluster  2 shards x 2 replicas of ClickHouse, 3 Keepers, 2 brokers, by Docker Compose;
 #               CLUSTER=down removes it, CLUSTER=COMMAND runs any other command of Compose
 #
-# PYTHON is the interpreter that .venv is made with (3.11 or newer). The installation is repeated
+# PYTHON is the interpreter for .venv (3.11 or newer). The installation runs again
 # when pyproject.toml, setup.py or a compiled module has changed.
 
 PYTHON ?= python3

@@ -1,10 +1,10 @@
 """Creates the topics that clients ask for in Metadata, many in one stored change.
 
 Kafka answers such a request at once, with UNKNOWN_TOPIC_OR_PARTITION, and creates the topics in the
-background; clients ask again. Here the answer waits for a while, so most clients find their topics
-in the first answer. Names that come while topics are being created are created together
-afterwards, each once, however many clients ask for it. The catalog (topics.py) does not know who
-asks, or why.
+background; clients ask again. This broker waits for a while before it answers, so most clients find
+their topics in the first answer. Names that arrive while topics are being created are created
+together afterwards, each once, however many clients ask for it. The
+catalog (topics.py) does not know who asks, or why.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class AutoCreation:
             if isinstance(outcome, EngineError):
                 count = sum(isinstance(one, EngineError) for one in outcomes.values())
                 log.error(
-                    "%d topics are not created, among them %s: %s",
+                    "cannot create %d topics, such as %s: %s",
                     count,
                     name,
                     outcome,

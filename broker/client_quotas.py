@@ -1,8 +1,8 @@
-"""Client quotas: what is set, for whom, and which are asked for (KIP-546).
+"""Client quotas: their keys, their entities, and filters of entities (KIP-546).
 
 Quotas are stored and described; this broker does not enforce them. An entity is a user, a client
-id, both, or an IP address; None instead of a name stands for all that have no quota of their own.
-Each entity is one object in the `AdminStore`, so the changes of one entity happen together.
+id, both, or an IP address. The name None is the default for all that have no quota themselves.
+Each entity is one object in the `AdminStore`, so all changes of one entity are atomic.
 """
 
 from __future__ import annotations

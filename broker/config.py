@@ -1,8 +1,8 @@
-"""The settings: names, defaults, limits. broker/config_sources.py says where values come from.
+"""The settings: names, defaults, limits. broker/config_sources.py reads their values.
 
-Every field has its unit and one line of description: `brokerhouse config`, the flags of
-`brokerhouse serve` and docs/configuration.md are made from them. What a user has no reason to
-change does not belong here.
+Every field has its unit and one line of description. `brokerhouse config`, the flags of
+`brokerhouse serve` and docs/configuration.md are made from the fields. A value that no user has a
+reason to change does not belong here.
 """
 
 import os
@@ -85,15 +85,15 @@ class Settings(BaseModel):
     kafka: ListenersText = _setting(
         "127.0.0.1:9092",
         "host:port",
-        "Where Kafka clients connect: host:port (0 picks one), or NAME://host:port,...",
+        "Listeners for Kafka clients: host:port (port 0 picks one), or NAME://host:port,...",
     )
     http: AddressText = _setting(
         "127.0.0.1:8123",
         "host:port",
-        "Where HTTP is served: SQL, /metrics; port 0 picks a free port",
+        "Address of the HTTP server (SQL, /metrics); port 0 picks a free port",
     )
     advertised: AdvertisedText | None = _setting(
-        None, "host:port", "Addresses that clients connect to, if they are not those in `kafka`"
+        None, "host:port", "Addresses that clients use, if they differ from those in `kafka`"
     )
     node_id: int = _setting(1, "id", "Id of this broker in Metadata answers", ge=0, le=_INT32_MAX)
     rack: str | None = _setting(
@@ -125,24 +125,24 @@ class Settings(BaseModel):
     )
     in_flight_max_bytes: int = _bytes(
         256 * _MIB,
-        "Unanswered requests of all connections together; at the limit no more are read",
+        "Memory for unanswered requests of all connections; at the limit no more are read",
         ge=1024,
     )
     disk_reserve_bytes: int = _bytes(
         0,
-        "Disk space kept for deleting when the disk is full; 0 for a twentieth of the disk",
+        "Disk space reserved for deleting when the disk is full; 0 for a twentieth of the disk",
         ge=0,
     )
     response_memory_bytes: int = _bytes(
         0,
-        "Responses of all connections together, until they are sent; 0 for an eighth of the memory",
+        "Memory for unsent responses of all connections; 0 for an eighth of the machine's",
         ge=0,
     )
     response_send_timeout_ms: int = _ms(
-        30_000, "A client that does not take its responses for this long is disconnected", ge=100
+        30_000, "A client that does not read its responses for this long is disconnected", ge=100
     )
     max_connections: int = _count(
-        10_000, "connections", "Kafka connections open at once; further ones are closed"
+        10_000, "connections", "Largest number of open Kafka connections; further ones are closed"
     )
     connections_max_idle_ms: int = _ms(
         600_000, "A connection without a request for this long is closed", ge=1000
@@ -161,7 +161,7 @@ class Settings(BaseModel):
     )
     decompressed_max_bytes: int = _bytes(
         32 * _MIB,
-        "Largest batch after decompression, with 71 bytes more for each record; for every topic",
+        "Largest batch after decompression, plus 71 bytes for each record; for all topics",
         ge=1024,
         le=_INT32_MAX,
     )
@@ -172,7 +172,9 @@ class Settings(BaseModel):
         128 * _MIB, "Memory for the latest batches, for consumers that keep up", ge=0
     )
     cold_cache_bytes: int = _bytes(
-        64 * _MIB, "Memory for batches read ahead from the table for consumers further behind", ge=0
+        64 * _MIB,
+        "Memory for batches that are read ahead from the table, for other consumers",
+        ge=0,
     )
     fetch_max_bytes: int = _bytes(
         57_671_680, "Largest answer to one fetch; one batch is always sent", ge=1024
@@ -185,16 +187,16 @@ class Settings(BaseModel):
     )
     journal_max_bytes: int = _bytes(
         256 * _MIB,
-        "Acknowledged rows that may wait in the journal, and in memory; at the limit inserts wait",
+        "Acknowledged rows that wait in the journal and in memory; at the limit inserts wait",
         ge=1024,
     )
     journal_insert_bytes: int = _bytes(
         96 * _MIB,
-        "So many bytes of rows, not packed, go from the journal into the table at once",
+        "The journal inserts rows into the table when they have this size, not packed",
         ge=1,
     )
     journal_insert_rows: int = _setting(
-        1_048_576, "records", "So many rows of the journal go into the table at once", ge=1
+        1_048_576, "records", "The journal inserts rows into the table when it has this many", ge=1
     )
     journal_insert_ms: int = _ms(
         1000,
@@ -204,25 +206,25 @@ class Settings(BaseModel):
     journal_skip_damage: bool = _setting(
         False,
         "true/false",
-        "Start although the journal is damaged, without what is damaged; for one start only",
+        "Start without the damaged entries of a damaged journal; for one start only",
     )
     producer_id_expiration_ms: int = _ms(
         86_400_000, "An idempotent producer silent for this long is forgotten", ge=1000
     )
     transaction_max_timeout_ms: int = _ms(
-        900_000, "Longest transaction.timeout.ms that a producer may ask for", ge=1000
+        900_000, "Longest transaction.timeout.ms that a producer can ask for", ge=1000
     )
     transactional_ids_max: int = _count(
-        100_000, "ids", "Transactional ids that are kept at most; new ones are refused then"
+        100_000, "ids", "Largest number of transactional ids; further ones are refused"
     )
     transactional_id_expiration_ms: int = _ms(
         604_800_000, "A transactional id that is not used for this long is forgotten", ge=1000
     )
     group_min_session_timeout_ms: int = _ms(
-        6_000, "Shortest session time-out that a consumer group member may ask for", ge=1
+        6_000, "Shortest session time-out that a group member can ask for", ge=1
     )
     group_max_session_timeout_ms: int = _ms(
-        1_800_000, "Longest session time-out that a consumer group member may ask for", ge=1
+        1_800_000, "Longest session time-out that a group member can ask for", ge=1
     )
     group_initial_rebalance_delay_ms: int = _ms(
         3_000, "An empty group waits this long for more members before it starts", ge=0
@@ -252,14 +254,16 @@ class Settings(BaseModel):
         le=_INT32_MAX,
     )
     offset_metadata_max_bytes: int = _bytes(
-        4096, "Largest metadata that a consumer may commit with an offset", ge=0
+        4096, "Largest metadata that a consumer can commit with an offset", ge=0
     )
     feeds: bool = _setting(
-        True, "true/false", "Fill tables from topics here; false: `brokerhouse feed` does it"
+        True,
+        "true/false",
+        "Whether brokers fill tables from topics; false: `brokerhouse feed` does it",
     )
     schema_registry: SecretStr | None = _setting(None, "URL", "Schema registry of feeds")
     sql_user: str | None = _setting(
-        None, "name", "User who may also write through SQL", min_length=1
+        None, "name", "User who can also write through SQL", min_length=1
     )
     sql_password: SecretStr | None = _setting(
         None, "secret", "Password of sql_user; better set in the environment or the file"
@@ -267,7 +271,7 @@ class Settings(BaseModel):
     sql_anonymous: Literal["loopback", "always", "never"] = _setting(
         "loopback",
         "loopback/always/never",
-        "Who may read through SQL without credentials: clients on this machine, all, or nobody",
+        "Who can read through SQL without credentials: clients on this machine, all, or nobody",
     )
     sql_memory_bytes: int = _bytes(
         0, "Memory of all SQL queries together; 0 for a quarter of the machine's memory", ge=0
@@ -275,16 +279,16 @@ class Settings(BaseModel):
     sql_max_queries: int = _count(
         4,
         "queries",
-        "SQL queries that run at once; a quarter of them, at least one of two, is for sql_user",
+        "SQL queries that run at once; a quarter, at least one of two, is reserved for sql_user",
         le=1000,
     )
     sql_max_memory_bytes: int = _bytes(
-        0, "Memory that one SQL query may use; 0 for sql_memory_bytes / sql_max_queries", ge=0
+        0, "Memory that one SQL query can use; 0 for sql_memory_bytes / sql_max_queries", ge=0
     )
-    sql_max_threads: int = _count(1, "threads", "Threads that one SQL query may use", le=1024)
+    sql_max_threads: int = _count(1, "threads", "Threads that one SQL query can use", le=1024)
     sql_max_execution_ms: int = _ms(
         300_000,
-        "An SQL query that takes longer is ended; sql_user may allow a query more",
+        "An SQL query that takes longer is ended; sql_user can set a higher limit for a query",
         ge=1,
         le=_INT32_MAX,
     )
@@ -296,26 +300,28 @@ class Settings(BaseModel):
     )
     sql_temporary_bytes: int = _bytes(
         4 * _GIB,
-        "Disk for what SQL queries cannot hold in memory, and as much for results that wait",
+        "Disk space for temporary files of SQL queries, and as much for buffered results",
         ge=_MIB,
     )
     iceberg_warehouse: Path | None = _setting(
         None,
         "path",
-        "Directory of Iceberg tables that SQL may read with icebergLocal; for a single broker",
+        "Directory of Iceberg tables that SQL can read with icebergLocal; for a single broker",
     )
     http_max_connections: int = _count(
-        200, "connections", "HTTP connections open at once; further ones replace those that wait"
+        200,
+        "connections",
+        "Largest number of open HTTP connections; further ones replace idle ones",
     )
     http_hosts: str = _setting(
         "",
         "names",
-        "Names of this server in a Host header of readers without credentials, separated by commas",
+        "Names of this server that readers without credentials can use, separated by commas",
     )
     metrics_partitions_max: int = _setting(
         1000,
         "partitions",
-        "Partitions that /metrics shows, and as many lags of groups, the largest; 0 for none",
+        "Partitions in /metrics, and as many lags of groups (the largest); 0 for none",
         ge=0,
         le=100_000,
     )
@@ -323,7 +329,7 @@ class Settings(BaseModel):
         "info", "debug/info/warning/error", "Lowest severity of the log lines that are written"
     )
     log_format: Literal["console", "json"] = _setting(
-        "console", "console/json", "Log lines for a person or for a machine"
+        "console", "console/json", "Format of log lines: for people or for programs"
     )
     shutdown_timeout_ms: int = _ms(30_000, "A stop waits this long for requests in progress", ge=0)
 

@@ -1,8 +1,8 @@
 """Where settings come from: flags, environment variables, a TOML file, defaults.
 
-A value comes from a command line flag, else from an environment variable `BROKERHOUSE_<NAME>`, else
-from a TOML file, else it is the default. `load` reads all four, remembers where each value came
-from, and raises `ConfigError` with one sentence that says what to change.
+The first of these that has a value wins: the flag, the environment variable `BROKERHOUSE_<NAME>`,
+the TOML file, the default. `load` reads all four and remembers the source of each value. It raises
+`ConfigError` with one sentence that says what to change.
 """
 
 import difflib

@@ -1,17 +1,16 @@
 """One client connection: bytes to requests, responses back in the order of the requests.
 
-Requests of one connection are answered one after the other, as in Kafka. The exception is Produce
-requests that follow each other: they run together. All of them are queued for the log, in order,
-before the first one waits, so a producer's pipeline fills one block instead of waiting for one
-insert each.
+Requests of one connection are answered one after the other, as in Kafka. Only Produce requests that
+follow each other run together: all of them are queued for the log, in order, before the first one
+waits. So a producer's pipeline fills one block instead of waiting for one insert per request.
 
-A connection is not read while its requests wait their turn, while the client does not read its
-responses, and while it holds more than its share of an exhausted budget (`InFlight`). So each
-connection uses bounded memory whatever its client sends, and a slow client delays no other.
+The broker does not read from a connection while its requests wait their turn, while the client does
+not read its responses, or while its requests use more than their share of an exhausted budget
+(`InFlight`). So each connection uses bounded memory, and a slow client delays no other.
 
-Responses go to the transport in slices, the next one when the last has left for the socket. What
-they hold is charged to one budget until all is sent (`ResponseMemory`), and a client that does not
-take its responses is closed (`SlowClients`).
+Responses go to the transport in slices, each when the previous one has left for the socket. The
+memory of a response is charged to one budget until all of it is sent (`ResponseMemory`). The
+connection of a client that does not read its responses is closed (`SlowClients`).
 
 `asyncio.Protocol` gets a new `bytes` for whatever arrives, which is an allocation and a copy for
 each read. A `BufferedProtocol` names the place instead. One place is enough for all connections: a

@@ -1,11 +1,13 @@
 """The control socket: how `brokerhouse backup` asks a running broker for a backup.
 
-It is a Unix socket in the data directory. Only the user that the broker runs as (and root) may
-connect to it, who could copy the directory as well; so it needs no password, and nobody reaches it
-over the network. People's SQL cannot make backups: a backup writes files wherever its user may.
+It is a Unix socket in the data directory. Only the user of the broker (and root) can connect to it.
+They could also copy the directory, so the socket needs no password. It cannot be reached over the
+network. The SQL interface cannot make backups, because a backup writes files with the broker's
+rights.
 
-One route, `POST /backup` with the JSON string of an absolute path. The answer is `BackupInfo` as
-JSON, or status 400 with the sentence of a `BackupError`. A client that leaves ends its backup.
+The only route is `POST /backup` with the JSON string of an absolute path. The answer is JSON of
+`BackupInfo`, or status 400 with the text of a `BackupError`. If the client disconnects, its backup
+ends.
 """
 
 from __future__ import annotations
@@ -53,7 +55,11 @@ class ControlSocket:
         try:
             await web.SockSite(runner, _bound(self._data_dir)).start()
         except OSError as error:
-            log.error("a backup needs a stop of this broker: no control socket: %s", error.strerror)
+            log.error(
+                "cannot open the control socket (%s): `brokerhouse backup` works only while this"
+                " broker is stopped",
+                error.strerror,
+            )
             await runner.cleanup()
             return
         self._runner = runner
@@ -107,7 +113,7 @@ async def ask_for_backup(data_dir: Path, destination: Path) -> BackupInfo:
     except aiohttp.ClientError as error:
         raise BackupError(
             f"the broker on {data_dir} ended before the backup was complete: {destination} was not"
-            " made"
+            " created"
         ) from error
 
 

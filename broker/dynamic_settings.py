@@ -1,8 +1,8 @@
 """Settings that change while the broker runs: for one broker, or for all of them.
 
-What is set for a broker counts before what is set for all, and that before flags, environment and
+A value for one broker overrides the value for all brokers, and both override flags, environment and
 file. The values are in the registry (broker/stored_configs.py), so a restart keeps them. A setting
-is dynamic if whoever reads it does so each time; everything else is read once, at the start.
+is dynamic if the code reads it at each use; all other settings are read once, at the start.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class DynamicSettings:
             try:
                 self._with(*layers, configs)
             except InvalidRequest as error:
-                log.error("configs of this broker in the registry are not used: %s", error)
+                log.error("cannot use the configs of this broker in the registry: %s", error)
             else:
                 layers.append(configs)
         settings = self._with(*layers)

@@ -1,14 +1,15 @@
-"""The configs of Kafka's brokers: kafka_configs.tsv has those of Apache Kafka 4.3.1, one in a line,
-and the throttles that its tools set and remove.
+"""Kafka's broker configs. kafka_configs.tsv lists those of Apache Kafka 4.3.1, one per line, and
+the throttles that its tools set and remove.
 
-Most of them mean nothing here. Tools set them and read them back all the same, so those that Kafka
-can change while it runs are checked, stored and described. One that would be missed if it were
-ignored (security, listeners, limits, defaults of topics) is refused with a reason. Configs that are
-settings of this broker are in broker/dynamic_settings.py, which counts before this file.
+Most of them have no effect in this broker. But tools set them and read them back, so the configs
+that Kafka can change while it runs are checked, stored and described. If an administrator would
+rely on the effect of a config (security, listeners, limits, defaults of topics), the broker refuses
+it with a reason. Configs that are settings of this broker are in broker/dynamic_settings.py, which
+overrides this file.
 
-Columns of the file: name; type; default (\\N: none); the values that are allowed if the config can
-be changed here (`1..9`, `0..`, `a|b`); who can change it while Kafka runs (`all`: a change may be
-for all brokers, `each`: for one broker only); why this broker refuses it, a key of `_REASONS`.
+Columns of the file: name; type; default (\\N: none); the allowed values if the config can be
+changed in this broker (`1..9`, `0..`, `a|b`); for whom it can change while Kafka runs (`all`: for
+all brokers or one, `each`: for one broker only); why this broker refuses it, a key of `_REASONS`.
 """
 
 from __future__ import annotations

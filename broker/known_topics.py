@@ -1,4 +1,4 @@
-"""Topics in memory, by name and by id: a value, without IO. Changes of topics are in topics.py."""
+"""Topics in memory, by name and by id: a value without IO. topics.py changes topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the log of a partition for a request: among the open logs, or by looking for new topics."""
+"""Finds the log of a partition for a request. If no open log matches, it looks for new topics."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where clients connect. The ports are bound before anything is opened, and accept clients last.
+"""The ports for Kafka clients. They are bound first at a start, and accept clients last.
 
-So a broker knows its own address before it is built, an address in use is reported at once, and no
-client connects to a broker that is not ready.
+So a broker knows its own addresses before it is built, an address that is in use is an error at
+once, and no client connects to a broker that is not ready.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
 Requests (`InFlight`): past the budget only one connection at a time is still read.
 
-Responses (`ResponseMemory`): charged before records are read. What a response holds is charged to
-its connection (`ResponseCharge`) until the last byte has left for the socket. A large batch that
-several responses share is counted once, because it is in memory once. How much one response may
-take is a quarter of what is free, as switches share a buffer between ports ("dynamic threshold",
-Choudhury and Hahne 1998): nobody can take everything, and those who come later get less. What does
-not fit waits in the order of arrival.
+Responses (`ResponseMemory`): they are charged before records are read. The memory of a response is
+charged to its connection (`ResponseCharge`) until the last byte has left for the socket. A large
+batch that several responses share is counted once, because it is in memory once. One response can
+take a quarter of the free budget, as switches share a buffer between ports ("dynamic threshold",
+Choudhury and Hahne 1998). So no client can take everything, and later ones get less. Responses that
+do not fit wait in the order of arrival.
 
-The last quarter of that budget is kept for clients that have read what they were sent, and for
-small responses. So a crowd that never reads does not lock them out.
+The last quarter of the budget is reserved for clients that have read all of their responses, and
+for small responses. So clients that never read do not block them.
 """
 
 from __future__ import annotations

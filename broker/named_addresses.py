@@ -1,7 +1,8 @@
 """Addresses of listeners in text, in the form of Kafka's `listeners` and `advertised.listeners`.
 
-`HOST:PORT` is the only listener, named PLAINTEXT. Several have names: `NAME://HOST:PORT,...`. A
-client that connects to one of them gets the addresses that all brokers have under its name.
+`HOST:PORT` is a single listener with the name PLAINTEXT. Several listeners are written as
+`NAME://HOST:PORT,...`. A client gets the addresses of all brokers for the name of the listener to
+which it is connected.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Producer ids. Each id is assigned once, even across restarts of the broker.
 
-Ids are reserved in the registry a block at a time, by compare-and-set, so most of them are assigned
-without IO. A restart skips the rest of the last block.
+The broker reserves a block of ids at a time in the registry, by compare-and-set, so it assigns most
+ids without IO. A restart skips the rest of the last block.
 """
 
 from __future__ import annotations

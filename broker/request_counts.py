@@ -1,6 +1,6 @@
-"""What clients asked, counted by API: requests, how long they took, bytes, errors; connections.
+"""Counts for /metrics: requests by API with their times, bytes and errors; connections.
 
-Everything is a plain attribute, which a connection changes and /metrics reads (broker/monitoring/).
+Every count is a plain attribute. Connections change it, and broker/monitoring/ reads it.
 """
 
 from __future__ import annotations

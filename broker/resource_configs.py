@@ -1,7 +1,7 @@
 """Configs of groups and of client metrics, which are stored without an effect.
 
-They are Kafka's: names, types, defaults and limits. Nothing in this broker depends on them. It
-serves the classic group protocol alone, and takes no metrics of clients; but tools set these
+Names, types, defaults and limits are Kafka's. Nothing in this broker depends on these configs: it
+supports only the classic group protocol, and takes no metrics from clients. But tools set these
 configs and read them back.
 """
 

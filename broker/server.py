@@ -1,9 +1,9 @@
 """Starts and stops a broker, in order.
 
-Start: bind the port, open the storage, read topics, start the lanes, then let clients connect:
-nothing is accepted that cannot be stored.
+Start: bind the port, open the storage, read topics, start the lanes, then let clients connect. So
+the broker never accepts records that it cannot store.
 Stop: hand slots over, close the listeners, answer long polls and requests that have started, store
-what is queued, close the engine: nothing that was accepted is dropped."""
+the queued records, close the engine. So the broker drops nothing that it has accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What prevents a start. Raised in any room of the broker, and printed by broker/server.py."""
+"""Errors that prevent a start. Any room of the broker raises them, broker/server.py prints them."""
 
 
 class StartError(Exception):

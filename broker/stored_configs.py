@@ -1,8 +1,8 @@
 """Configs of brokers, groups and client metrics, as administrators set them: texts by name.
 
 Every broker of a cluster has a copy and reads it again when another broker has changed something.
-What a config of a broker does is in broker/dynamic_settings.py. Configs of topics belong to the
-topics (broker/topics.py).
+broker/dynamic_settings.py applies the configs of a broker. Configs of topics belong to the topics
+(broker/topics.py).
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Asks the coordinator whether a batch or an offset may be part of a transaction (KIP-890).
 
-It is accepted only if the coordinator knows that its partition, or its group, is part of the
-transaction: otherwise no marker would ever end it there. A client of transaction version 2 leaves
-it to the broker to add the partition; an older one has added it, and that is verified.
+The broker accepts it only if the coordinator knows that its partition, or its group, is part of the
+transaction; otherwise no marker would ever end the transaction there. For a client of transaction
+version 2 the broker adds the partition to the transaction. An older client has added it before, and
+the broker verifies this.
 
-The coordinator's word is an object that is put where the marker will come by before the question is
-asked. A marker takes it away; then it is asked again, because the marker may have been that of the
-transaction before.
+Before the broker asks, it puts an object into `verifying` of the partition, or of the pending
+offsets of the group. A marker that arrives removes that object. Then the broker asks again, because
+the marker may have ended the previous transaction.
 """
 
 from __future__ import annotations

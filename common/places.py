@@ -25,7 +25,7 @@ def parse_place(text: str) -> Place:
             return datetime.fromtimestamp(int(text[1:]) / 1000, UTC)
         moment = datetime.fromisoformat(text[1:])
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"{text[1:]!r} is no time: {error}") from error
+        raise ValueError(f"{text[1:]!r} is not a time: {error}") from error
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 

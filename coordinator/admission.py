@@ -1,9 +1,9 @@
-"""JoinGroup: who may be a member of a group, with which id, and which member it replaces.
+"""JoinGroup: who can be a member of a group, with which id, and which member it replaces.
 
 A dynamic member gets an id and sends JoinGroup again with it (KIP-394). A static member that sends
 no id is a new process that replaces the old one (KIP-345). The group refuses members beyond its
-limit, and members that share no protocol with all others. `Rebalance` decides what an accepted
-JoinGroup leads to."""
+limit, and members that share no protocol with all others. `Rebalance` acts on an accepted
+JoinGroup."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class Admission:
     ) -> None:
         """A static member that sends no id is a new process that replaces the old one (KIP-345)."""
         self._rebalance.answer_waiting(
-            old, FencedInstanceId(f"another member is {old.record.group_instance_id} now")
+            old, FencedInstanceId(f"another member uses {old.record.group_instance_id} now")
         )
         member = old.replaced_by(member_id, now.monotonic_ms, request)
         self._rebalance.replace(old, member)

@@ -1,12 +1,12 @@
-"""Who may commit offsets of a group: the rules of OffsetCommit and TxnOffsetCommit.
+"""Who can commit offsets of a group: the rules of OffsetCommit and TxnOffsetCommit.
 
-`RULES` is what runs, one table for each kind of commit. A cell is the error of a commit, or None:
-it is accepted. Its row says who sends the commit and which generation it names; its column is the
-state of the group.
+The code looks every commit up in `RULES`, one table for each kind of commit. A cell is the error of
+a commit, or None if the commit is accepted. The row is the sender and the generation that it names,
+the column is the state of the group.
 
-A transactional commit differs in two rows. The producer's epoch fences it, so it needs no member
-(clients before KIP-447, aiokafka and kafkajs send none), and a member may commit before the leader
-has assigned the partitions.
+The tables differ in two rows. A transactional commit needs no member (clients before KIP-447,
+aiokafka and kafkajs name none), because the producer's epoch fences it. And a member can send it
+before the leader has assigned the partitions.
 
 Source: `validateOffsetCommit` of Kafka's `ClassicGroup`, and `validateOffsetCommit` and
 `validateTransactionalOffsetCommit` of its `OffsetMetadataManager`."""

@@ -1,8 +1,9 @@
 """The groups that this broker coordinates: requests of their members and of administrators.
 
-A request is checked here, decided by the group's state machine (`coordinator.groups`), stored and
-then answered (`coordinator.hosted_groups`). Heartbeats are answered from memory and written later.
-Offsets are stored by `coordinator.offsets`, after the state machine has agreed.
+This module checks a request. The group's state machine (`coordinator.groups`) decides it.
+`coordinator.hosted_groups` stores the decision and then answers. Heartbeats are answered from
+memory and written later. `coordinator.offsets` stores offsets after the state machine has accepted
+them.
 
 A group belongs to a slot, and its coordinator is the owner of the slot: see `load_groups` and
 `unload_groups`."""

@@ -1,10 +1,11 @@
-"""The members of one group in memory: who they are, which protocols they share, and who leads.
+"""The members of one group in memory: their ids, the protocols that they share, and the leader.
 
-Members are kept in the order in which they joined. A static member (KIP-345) keeps its place when a
-new process takes it over. An id is pending until the member that it was given to has joined with it
-(KIP-394): it counts towards the size of the group, and a rebalance waits for it.
+Members are in the order in which they joined. A static member (KIP-345) keeps its place when a new
+process replaces the old one. An id is pending until its member has joined with it (KIP-394). A
+pending id counts towards the size of the group, and a rebalance waits for it.
 
-Nothing here knows the state of the group, or answers requests; `coordinator.rebalance` does."""
+This module does not know the state of the group and answers no requests; `coordinator.rebalance`
+does."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ class Members:
         if group_instance_id is not None:
             current = self._static.get(group_instance_id)
             if current is not None and current != member_id:
-                raise FencedInstanceId(f"another member is {group_instance_id} now")
+                raise FencedInstanceId(f"another member uses {group_instance_id} now")
             if current is None:
                 raise UnknownMemberId(f"there is no member {group_instance_id}")
         member = self._by_id.get(member_id)

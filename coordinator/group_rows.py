@@ -1,7 +1,7 @@
 """Groups and members as rows: how they are written, read back, and checked for consistency.
 
-A group's members are written first and the group after them. So a start recognises a change
-that was cut short (`StoredGroup.is_torn`): members then have higher versions than their group."""
+A group's members are written first and the group after them. So a start recognises a change that
+was only partly written (`StoredGroup.is_torn`): members have higher versions than their group."""
 
 from __future__ import annotations
 

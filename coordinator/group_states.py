@@ -1,11 +1,11 @@
 """The states of a consumer group, and the table that moves it from one to the next.
 
-`TRANSITIONS` is what runs: `coordinator.rebalance.Rebalance` looks every event up in it, then
-refuses the event, or enters the next state and does its actions. An event that is not in the table
-of a state cannot happen in that state, except by a bug.
+`coordinator.rebalance.Rebalance` looks every event up in `TRANSITIONS`. It either refuses the
+event, or enters the next state and does its actions. An event that is not in the table of a state
+can only happen in that state because of a bug.
 
-Events that no request causes directly (`EVERYBODY_JOINED`, `EVERYBODY_GONE`) end the wait for
-members. They are raised as soon as the wait is over, whatever ended it."""
+No request causes `EVERYBODY_JOINED` and `EVERYBODY_GONE` directly. They are raised as soon as the
+wait for members is over, for whatever reason."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""The state machine of one consumer group: pure, without IO, the clock an argument.
+"""The state machine of one consumer group: pure, without IO; the clock is an argument.
 
-Each request of the classic group protocol is a method. It raises the `KafkaError` of a request that
-is refused at once, and otherwise leaves what it decided in `take_answers()`: a JoinGroup or a
-SyncGroup may be answered much later, by another member's request or by `tick`. If `changed`, the
-caller must store `record()`.
+Each request of the classic group protocol is a method. If the request is refused at once, the
+method raises the `KafkaError`. Otherwise its answers are in `take_answers()`, possibly much later:
+another member's request or `tick` can cause the answer to a JoinGroup or a SyncGroup. If `changed`,
+the caller must store `record()`.
 
-`waiter` is whatever the caller needs to find the request again; the group hands it back with the
-answer and never looks into it. Every waiter is answered: by the end of the rebalance, by a newer
-request of the same member, or when the member goes.
+`waiter` is any value by which the caller finds the request again. The group returns it with the
+answer and does not use it. Every waiter gets an answer: at the end of the rebalance, when the same
+member sends a newer request, or when the member leaves.
 
-Who may join stands in `coordinator.admission`, who may commit in `coordinator.commit_rules`, what
-each event does in `coordinator.group_states` and `coordinator.rebalance`. The members are kept in
-`coordinator.group_members`.
+`coordinator.admission` decides who can join, `coordinator.commit_rules` who can commit.
+`coordinator.group_states` and `coordinator.rebalance` define what each event does.
+`coordinator.group_members` has the members.
 
 Sources: KIP-62 (rebalance time-out), KIP-134 (initial delay), KIP-345 (static members), KIP-394
 (member id handshake), KIP-814 (static leader), and the behaviour of Kafka 4's classic groups."""

@@ -1,13 +1,14 @@
 """The groups in this broker's memory, each with its timer and the record that is being stored.
 
-No client is answered before a decision is stored: answers wait for the record of the group
-that they follow from. Records of one group are stored one after the other; what changes meanwhile
-goes into the next, so a group that everybody joins at once is stored a few times, not once for each
-member. When the engine refuses a record, the requests that wait for it fail with an error that
-makes clients find their coordinator again, and the broker retries the record.
+No client gets an answer before the decision is stored: an answer waits for the record of its group.
+Records of one group are stored one after the other, and changes that happen meanwhile go into the
+next record. So a group that many members join at once is stored a few times, not once for each
+member. If the engine refuses a record, the waiting requests fail with an error that makes clients
+look up their coordinator again, and the broker retries the record.
 
-A record that is stored while the broker's session ends is not answered: the next coordinator reads
-the stored rows. A late row never hides a newer one, because versions follow the clock."""
+If the broker's session ends while a record is being stored, its requests get no answer: the next
+coordinator reads the stored rows. A late row never hides a newer one, because versions follow the
+clock."""
 
 from __future__ import annotations
 
@@ -267,9 +268,7 @@ def _refusal(group_id: str, error: Exception) -> KafkaError:
             extra=counted(),
         )
         return CoordinatorNotAvailable("the group could not be stored")
-    log.error(
-        "group %s cannot be stored because of a bug", group_id, exc_info=error, extra=counted()
-    )
+    log.error("bug: cannot store group %s", group_id, exc_info=error, extra=counted())
     return UnknownServerError("the group cannot be stored; see the broker's log")
 
 

@@ -1,11 +1,12 @@
 """The transactional ids of this broker as they are stored, and the ends of their transactions.
 
-A change of an id is a row before `transaction` has it. What is prepared is ended in the background:
-markers first, then the state that says so; again until both have worked.
+A change of an id is stored as a row before `transaction` has it. Prepared transactions are
+completed in the background: the markers first, then the new state. Both are retried until they
+succeed.
 
-A transactional id belongs to a slot, and its coordinator is the owner of the slot. What a broker
-stores after another one has loaded its ids counts for nothing: versions of a later owner are
-higher, and a broker acts on a row only while it may coordinate the id.
+A transactional id belongs to a slot, and its coordinator is the owner of the slot. If a broker
+stores rows after another one has loaded its ids, these rows are ignored: versions of a later owner
+are higher, and a broker acts on a row only while it coordinates the id.
 """
 
 from __future__ import annotations
@@ -162,7 +163,9 @@ class HostedTransactions:
     def _check_hosted(self, hosted: HostedTransaction, transactional_id: str) -> None:
         self._check_ours(transactional_id)
         if self._hosted.get(transactional_id) is not hosted:
-            raise CoordinatorNotAvailable(f"{transactional_id!r} has expired, or moved")
+            raise CoordinatorNotAvailable(
+                f"{transactional_id!r} has expired or moved to another broker"
+            )
 
     def _check_ours(self, transactional_id: str) -> None:
         if not self._slots.may_coordinate(transactional_id):
@@ -215,9 +218,7 @@ class HostedTransactions:
 
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and task.exception() is not None:
-        log.error(
-            "a transaction cannot be ended: a bug", exc_info=task.exception(), extra=counted()
-        )
+        log.error("bug: cannot end a transaction", exc_info=task.exception(), extra=counted())
 
 
 _READ = """
@@ -266,7 +267,7 @@ async def matching_ids(engine: Engine, pattern: str) -> set[str]:
         return {row[0] for row in await engine.rows(_MATCHING, {"pattern": pattern})}
     except EngineError as error:
         if error.code in (_BAD_ARGUMENTS, _CANNOT_COMPILE_REGEXP):
-            raise InvalidRegularExpression(f"{pattern!r} is no regular expression") from error
+            raise InvalidRegularExpression(f"{pattern!r} is not a regular expression") from error
         raise
 
 

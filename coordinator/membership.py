@@ -1,12 +1,12 @@
 """The shared cache: groups and members of all brokers, as they are in the tables.
 
-What this broker decides is written through: a group is a row before the cache shows it. Describe
-and list are answered from here, by any broker; the state machines do not live here.
+Decisions of this broker are written through: a group is a row before the cache shows it. Any broker
+answers Describe and List from this cache. The state machines are elsewhere (`coordinator.groups`).
 
-A worker keeps the cache and committed offsets up to date. Every few seconds it reads what other
-brokers have stored, and writes the heartbeats that this broker has heard. A broker that is asked
-about a group of another one reads sooner: see `CacheWorker.read_anew`. Every hour rows that are
-deleted are dropped.
+A worker keeps the cache and committed offsets up to date. Every few seconds it reads the rows that
+other brokers have stored, and writes the heartbeats that this broker has received. If a client asks
+about a group of another broker, it reads sooner: see `CacheWorker.read_anew`. Every hour it removes
+deleted rows from the tables.
 
 When a broker dies after it stored the members of a group and before it stored the group, the next
 broker that loads the group makes it rebalance."""

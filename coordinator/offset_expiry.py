@@ -1,12 +1,12 @@
-"""Old offsets: those past their retention are deleted, and then groups that have none left.
+"""Deletes offsets whose retention is over, and then groups without offsets.
 
 Runs every ten minutes for the groups that this broker coordinates, as often as in Kafka
 (`offsets.retention.check.interval.ms`). A group without members and offsets is deleted by the next
-run. What an open transaction has sent to a group keeps the group, and the offsets of the partitions
-that it may change (`OffsetMetadataManager.cleanupExpiredOffsets` of Kafka).
+run. While an open transaction has sent offsets to a group, the group stays, and so do the offsets
+that the transaction would replace (Kafka's `OffsetMetadataManager.cleanupExpiredOffsets`).
 
-One broker of each shard, its housekeeper, also writes old rows of offsets that are still current
-again, before the table's TTL deletes them."""
+The shard's housekeeping broker also writes old rows of current offsets again, before the table's
+TTL deletes them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Committed offsets: all current ones in memory, and every commit a row of `consumer_offsets`.
+"""Committed offsets: all current ones in memory, and every commit as a row of `consumer_offsets`.
 
-A commit is a row before it can be read here, and readable here before it is answered. Commits of
-one partition have versions in the order of the calls; the highest version is what is current, after
-a restart too, whatever the clock did. Deletions are rows as well, with `deleted`.
+A commit is first stored as a row, then readable in memory, then answered. Commits of one partition
+have versions in the order of the calls. The highest version is current, after a restart too,
+whatever the clock did. Deletions are rows as well, with `deleted`.
 
-`refresh` reads what other brokers have written."""
+`refresh` reads the rows of other brokers."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ class CommittedOffsets:
             try:
                 await self._rows.store(TableRows(OFFSETS, rows))
             except EngineError as error:  # a full disk; they are not served in any case
-                log.error("they stay in the table until the next start: %s", error)
+                log.error(
+                    "cannot delete %d offsets of deleted topics, retrying at the next start: %s",
+                    len(orphans), error,
+                )  # fmt: skip
 
     async def load_groups(self, chosen: Callable[[str], bool]) -> None:
         """Read anew the offsets of groups that this broker coordinates from now on.

@@ -1,12 +1,13 @@
-"""Offsets that were sent to transactions which have not ended: durable, but not shown yet.
+"""Offsets that were sent to open transactions: stored, but not visible yet.
 
-They are rows before they are answered. When the transaction is committed they become commits of
-the group, with the versions that they were given when they arrived: an older one never hides a
-newer commit, and doing it twice changes nothing. Meanwhile their partitions are unstable: whoever
-asks for stable offsets has to wait (KIP-447).
+They are stored as rows before they are answered. When the transaction is committed they become
+commits of the group, with the versions that they got when they arrived. So an older one never hides
+a newer commit, and committing twice changes nothing. Until then their partitions are unstable:
+clients that ask for stable offsets have to wait (KIP-447).
 
-Between the coordinator's word that the group is part of a transaction and the row, the word is in
-`verifying`. What ends the transaction takes it away (broker/transaction_checks.py).
+When the coordinator has confirmed that a group is part of a transaction, the confirmation is in
+`verifying` until the row is stored. The end of the transaction removes it
+(broker/transaction_checks.py).
 """
 
 from __future__ import annotations

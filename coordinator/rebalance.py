@@ -1,12 +1,12 @@
-"""The rebalance of one group: its state, its generation, and what the table of transitions does.
+"""The rebalance of one group: its state, its generation, and the actions of transitions.
 
 Only `Rebalance.fire` changes the state: it looks the event up in `TRANSITIONS`, enters the next
-state and does its actions. Who may cause an event is not decided here; `coordinator.groups` and
-`coordinator.admission` check requests first.
+state and does its actions. `coordinator.groups` and `coordinator.admission` check before that
+whether a request can cause the event.
 
-A rebalance has two parts. It waits for every member to join (`JoinWait`), which begins a
-generation. The members of the generation then ask for their assignments (`SyncWait`), which the
-leader brings. Times are monotonic, in ms; stored times are wall-clock times."""
+A rebalance has two parts. First it waits for every member to join (`JoinWait`); then a generation
+begins. Then the members of the generation wait for their assignments (`SyncWait`), which the leader
+sends. Times are monotonic, in ms; stored times are wall-clock times."""
 
 from __future__ import annotations
 

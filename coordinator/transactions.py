@@ -1,11 +1,12 @@
 """The transaction coordinator: drives the transactional ids of this broker.
 
-Every change of an id is a row before anybody is told or acts on it. `EndTxn` is answered when the
-decision is stored; the markers are written behind it, and requests for the next transaction wait
-for them for a moment. A start reads what is stored, and ends what was prepared.
+Every change of an id is stored as a row before it is answered or has an effect. `EndTxn` is
+answered when the decision is stored. The markers are written afterwards, and requests for the next
+transaction wait for them for a moment. A start reads the stored ids and completes prepared
+transactions.
 
-transaction_states.py decides, hosted_transactions.py stores and ends; this module checks requests
-and keeps the time.
+transaction_states.py decides, hosted_transactions.py stores and completes transactions; this module
+checks requests and aborts transactions that time out.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class TransactionCoordinator:
         self._clock = clock
         self._requests: set[asyncio.Task[Any]] = set()
         self._full = Outage(
-            log, "new transactional ids are refused", "there is room for transactional ids again"
+            log, "new transactional ids are refused", "new transactional ids are accepted again"
         )
         self._periodic = Periodic("transactions", _LOOK_EVERY_S, self._look)
 
@@ -127,7 +128,7 @@ class TransactionCoordinator:
         hosted = self.hosted.get(transactional_id)
         if hosted is None:
             if len(self.hosted) >= self._limits.max_ids:
-                self._full.failed(PolicyViolation(f"there are {len(self.hosted)} already"))
+                self._full.failed(PolicyViolation(f"there are {len(self.hosted)} of them"))
                 raise PolicyViolation("there are too many transactional ids")
             self._full.worked()
             fresh = Transaction(transactional_id, await self._next_id(), timeout_ms)
@@ -259,7 +260,10 @@ class TransactionCoordinator:
                     await self.hosted.forget(hosted)
             except (EngineError, KafkaError) as error:
                 log.warning(
-                    "%r: %s; retrying", transaction.transactional_id, error, extra=counted()
+                    "cannot end or forget transaction %r; retrying: %s",
+                    transaction.transactional_id,
+                    error,
+                    extra=counted(),
                 )
 
     async def _abort_timed_out(self, hosted: HostedTransaction) -> None:
@@ -267,7 +271,7 @@ class TransactionCoordinator:
             now_ms = self._clock.wall_ms()
             if hosted.transaction.has_timed_out(now_ms):
                 log.info(
-                    "%r: its time is up: aborting",
+                    "transaction of %r timed out; aborting it",
                     hosted.transaction.transactional_id,
                     extra=counted(),
                 )

@@ -87,7 +87,7 @@ class CompactionTotals:
 
 
 @job.command("compaction")
-@click.option("--force", is_flag=True, help="Compact every partition, however little is new.")
+@click.option("--force", is_flag=True, help="Compact every partition, even if little is new.")
 @click.option(
     "--min-dirty-ratio",
     type=click.FloatRange(0, 1),
@@ -110,7 +110,7 @@ class CompactionTotals:
     type=click.IntRange(1),
     default=600,
     show_default=True,
-    help="How long to go on while the broker removes nothing.",
+    help="How long to wait while the broker removes nothing.",
 )
 def command(
     run: JobRun,

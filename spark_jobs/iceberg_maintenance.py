@@ -55,7 +55,7 @@ Rows = list[tuple[str, str, int, int]]
     type=Duration(),
     default=3 * _DAY_S,
     show_default="3d",
-    help="Files of no snapshot that are older are deleted.",
+    help="Older files that no snapshot uses are deleted.",
 )
 def command(
     run: JobRun,

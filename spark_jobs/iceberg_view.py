@@ -55,8 +55,8 @@ _PLACE = ("_topic", "_partition", "_offset")
     "--source",
     metavar="SQL",
     default="",
-    help="How ClickHouse reads the table, as in icebergS3(...). Of a table in local files"
-    " it is known.",
+    help="How ClickHouse reads the table, as in icebergS3(...). Not needed for tables in"
+    " local files.",
 )
 @click.option(
     "--log",
@@ -102,11 +102,11 @@ def _check(table: Table, name: str) -> None:
         raise JobFailure(f"{name} has no column {missing[0]}: make it with --metadata")
     snapshot = table.current_snapshot()
     if snapshot is None:
-        raise JobFailure(f"{name} has no rows yet, which would say what its topics are")
+        raise JobFailure(f"{name} has no rows yet, and the view finds its topics in the rows")
     summary = snapshot.summary
     has_deletes = summary is not None and int(summary.get(TOTAL_DELETE_FILES) or 0)
     if has_deletes or table.schema().identifier_field_ids:
-        raise JobFailure(f"rows of {name} replace others; the view would show both")
+        raise JobFailure(f"rows of {name} replace others, so the view would show both")
 
 
 def _topics(table: Table) -> list[str]:

@@ -110,7 +110,7 @@ class Backups:
         if self._durable:
             await asyncio.to_thread(os.sync)
         log.info(
-            "backup %s: %d MB in %.1f s; the tables stood still for %.0f ms",
+            "backup %s: %d MB in %.1f s; inserts into tables waited for %.0f ms",
             destination,
             info.size_bytes >> 20,
             time.monotonic() - began,

@@ -96,7 +96,7 @@ def _take(descriptor: int, path: Path) -> None:
 def refuse_inside(path: Path, other: Path, what: str) -> None:
     """Raises `BackupError` if `path` is `other`, or in it."""
     if path.resolve().is_relative_to(other.resolve()):
-        raise BackupError(f"{path} is inside of {what} {other}: name another place")
+        raise BackupError(f"{path} is inside {what} {other}: name another place")
 
 
 @contextmanager

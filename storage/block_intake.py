@@ -101,7 +101,7 @@ class BlockIntake:
                     await self._journal.drained([stream])
                 except EngineError as error:
                     log.warning(
-                        "tables are changed while rows wait in the journal: %s",
+                        "a statement changes tables while rows wait in the journal: %s",
                         error,
                         extra=counted(),
                     )

@@ -96,7 +96,7 @@ def refuse_without_tables(data_dir: Path, database: str) -> None:
 
 def _removed(path: Path, what: str = "") -> DataDirectoryError:
     return DataDirectoryError(
-        f"{path}{what} was removed, and records with it: put it back, or restore a backup into"
+        f"{path}{what} was removed, and its records with it: put it back, or restore a backup into"
         " another directory"
     )
 
@@ -114,17 +114,18 @@ def make_private(data_dir: Path) -> None:
                 _take_from_others(os.path.join(folder, name))
         _take_from_others(data_dir)  # last: a start that is killed before does it all again
         if _is_open_to_others(data_dir):  # some file systems ignore it
-            raise PermissionError(0, "its file system keeps no modes")
+            raise PermissionError(0, "its file system stores no modes")
     except OSError as error:
         log.warning(
-            "other users of this machine may be able to read %s, and its mode cannot be changed"
-            " (%s): let it belong to this user, on a file system that keeps modes",
+            "cannot change the mode of %s (%s), so other users of this machine may be able to read"
+            " it: make this user its owner, on a file system that stores modes",
             data_dir,
             error.strerror,
         )
     else:
         log.info(
-            "other users could read %s: it has the mode 0700 now, and its files 0600", data_dir
+            "other users could read %s: changed its mode to 0700 and those of its files to 0600",
+            data_dir,
         )
 
 

@@ -108,15 +108,15 @@ class DefinitionFiles:
                 table = path.parent
                 self._set_aside(path, f"{table.parent.name}.{table.name}.{path.name}")
                 log.error(
-                    "the disk was full when a change of rows of %s was written: it is not made,"
-                    " and its file %s is set aside",
+                    "disk full while storing a change of rows of %s: the change was not made, and"
+                    " its file %s was set aside",
                     self.readable(table),
                     path.name,
                 )
         for path in self._tables.glob("*/*/format_version.txt"):
             if path.stat().st_size == 0:
                 path.write_text(_FORMAT_VERSION)
-                log.warning("the disk was full when %s was created", self.readable(path.parent))
+                log.warning("disk full while creating %s", self.readable(path.parent))
 
     def _use(self, copy: Path) -> None:
         """Put the copy into its place, if the change that it was made for has damaged the file."""
@@ -134,8 +134,7 @@ class DefinitionFiles:
         for dropped in self._dropped.glob(f"*.{_table_id(path)}.sql"):
             dropped.unlink()
         log.warning(
-            "the disk was full when the definition of %s was written: it is the one before that"
-            " change again",
+            "disk full while changing the definition of %s: the change was undone",
             self.readable(path),
         )
 
@@ -148,7 +147,7 @@ class DefinitionFiles:
             )
         self._set_aside(path, self._copy_of(path).name)
         log.error(
-            "the disk was full when %s was created, so it does not exist: create it again",
+            "disk full while creating %s, so it does not exist: create it again",
             self.readable(path),
         )
 

@@ -184,8 +184,7 @@ class DefinitionGuard:
         if path in self._changing and table_id in ("", self._files.table_id(path)):
             self._files.put_back(path)
             log.warning(
-                "the disk was full when the definition of %s was written:"
-                " it is the one before that change again",
+                "disk full while changing the definition of %s: the change was undone",
                 self._files.readable(path),
                 extra=counted(),
             )
@@ -193,7 +192,7 @@ class DefinitionGuard:
         name = ".".join(quoted(name) for name in self._files.names(path))
         self._run(f"DROP {kind} IF EXISTS {name} SYNC")
         log.warning(
-            "the disk was full when %s was created: it is dropped",
+            "disk full while creating %s: dropped it",
             self._files.readable(path),
             extra=counted(),
         )
@@ -218,7 +217,7 @@ class DefinitionGuard:
         )
         self._lost_mutations[path] += 1
         log.warning(
-            "the disk was full: a change of rows of %s is not made",
+            "disk full: the change of rows of %s was not made",
             self._files.readable(path),
             extra=counted(),
         )

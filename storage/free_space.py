@@ -72,7 +72,7 @@ class FreeSpace:
             try:
                 self._look()
             except (OSError, RuntimeError):
-                log.exception("the free space on the disk is no longer watched")
+                log.exception("bug: the free disk space is no longer watched")
                 return
 
     def _look(self) -> None:

@@ -313,7 +313,7 @@ class DrainStream:
             except Exception as error:
                 # A bug, or a disk that may have lost a write. What waits is put into the engine at
                 # the next start.
-                log.exception("the journal is not drained any more: restart the broker")
+                log.exception("bug: the journal is no longer drained: restart the broker")
                 self.refusal = StorageFault(f"the journal is not drained any more: {error}")
                 self._wake_callers()
                 return

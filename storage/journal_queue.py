@@ -109,7 +109,7 @@ class JournalQueue:
             try:
                 change.written(outcome)
             except Exception as error:
-                log.exception("a change of the journal is written, and then failed")
+                log.exception("bug: a journal entry was written, but its callback failed")
                 outcome = self.fault = StorageFault(f"the journal needs a restart: {error}")
         if isinstance(outcome, Exception):
             change.done.set_exception(outcome)

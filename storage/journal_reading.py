@@ -136,17 +136,15 @@ class _JournalReading:
         heads = [one.head for one in found if one.head is not None and one.number]
         if known is None:
             if damaged or any(one.version not in UNREGISTERED_VERSIONS for one in heads):
-                what = "no whole record" if damaged else "disappeared"
-                self._damage(
-                    path, f"it has {what}, so nobody can tell whether segments are missing"
-                )
+                why = "the file has no valid record" if damaged else "the file is missing"
+                self._damage(path, f"{why}, so missing segments cannot be detected")
             return
         if damaged:
             log.warning("%s: one of its two records is damaged, and the other one is used", path)
         if heads and all(one.journal_id != known.journal_id for one in heads):
             if known.is_drained and all(one.version in UNREGISTERED_VERSIONS for one in heads):
                 return  # that journal was removed, and an older version began this one
-            self._damage(path, f"it is not that of the journal in {self._directory}")
+            self._damage(path, f"the file is not of the journal in {self._directory}")
             return
         self._known = known
 
@@ -169,11 +167,11 @@ class _JournalReading:
                 if one.number:
                     self._odd[one.number] = one
             elif head.number in self._whole:
-                log.warning("%s is a copy of segment %d: it is not read", one.path, head.number)
+                log.warning("ignoring %s, which is a copy of segment %d", one.path, head.number)
                 self._odd.setdefault(one.number, one)
             else:
                 log.warning(
-                    "%s is segment %d of the journal, by what is in it: it is read as that",
+                    "%s has the content of segment %d of the journal: reading it as that segment",
                     one.path,
                     head.number,
                 )
@@ -222,7 +220,7 @@ class _JournalReading:
             found = JournalContents(head.journal_id, head.first_sequence - 1, 0, head.streams)
             self._found = found
         elif head.journal_id != found.journal_id:
-            self._damage(path, "it is of another journal", data)
+            self._damage(path, "the file belongs to another journal", data)
             return True
         elif head.first_sequence != found.last_sequence + 1:
             lost = f"{found.last_sequence + 1} to {head.first_sequence - 1}"
@@ -231,7 +229,7 @@ class _JournalReading:
         self._use(number, path, data)
         if self._is_known(number) and read_entry(head.journal_id.bytes, data, HEAD_BYTES) is None:
             lost = f"entries from {head.first_sequence} on may be missing"
-            self._damage(path, f"its first entry is damaged: {lost}", data)
+            self._damage(path, f"the first entry is damaged: {lost}", data)
         self._read_entries(path, data, is_short=len(data) < head.size)
         return True
 
@@ -244,15 +242,15 @@ class _JournalReading:
         one = self._odd.get(number)
         path = self._directory / f"{number:012}.journal"
         if one is None:
-            self._damage(path, f"it is missing, and {self._lost_with(number)} in it")
+            self._damage(path, f"the file is missing, and {self._lost_with(number)} in it")
             return True
         data = _content(one.path)
         if not self._is_known(number) and is_last and (one.head is not None or is_zeros(data)):
             return False  # it was being put into use
         if one.head is not None:
-            self._damage(path, f"it has what belongs to another segment, {one.head.number}")
+            self._damage(path, f"the file has the content of another segment ({one.head.number})")
             return True
-        why = "its head is damaged" if len(data) else "it is empty"
+        why = "the head is damaged" if len(data) else "the file is empty"
         self._damage(path, f"{why}, and {self._lost_with(number)} in it", data)
         if self._found is None:
             self._found = JournalContents(self._journal_id())
@@ -333,7 +331,7 @@ class _JournalReading:
         where = f"{path} at byte {at}" if data is not None else str(path)
         raise DamagedJournal(
             f"the journal is damaged: {where}: {why}{rest}. Restore the file, or start once with"
-            " --journal-skip-damage: what is damaged or missing is lost then, everything else is"
+            " --journal-skip-damage: then the damaged and missing entries are lost, all others are"
             f" kept, and the files are kept in {self._directory / 'damaged'}"
         )
 

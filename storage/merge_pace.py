@@ -89,4 +89,4 @@ class MergePace:
             await self._engine.execute(f"ALTER TABLE {self._table} {what}")
         except EngineError as error:
             # Merges come sooner or later than they should, which is not worth more than a warning.
-            log.warning("the pace of merges cannot be changed: %s", error)
+            log.warning("cannot change how many parts are merged: %s", error)

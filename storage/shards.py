@@ -457,13 +457,13 @@ class Shard:
     def _answered(self) -> None:
         if self.away:
             self.away = False
-            log.warning("shard %s is back", self.name)
+            log.warning("shard %s answers again", self.name)
 
     async def _ping_all(self) -> None:
         await asyncio.gather(*map(self._ping, self._to_ping()))
         if not self.away and all(map(self._is_silent, self._replicas)):
             self.away = True
-            log.error("shard %s is away: no replica answers", self.name)
+            log.error("shard %s does not answer: no replica is reachable", self.name)
 
     def _to_ping(self) -> list[_Replica]:
         now = time.monotonic()
@@ -504,7 +504,7 @@ class Shard:
 
     def _pings_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.critical("shard %s is not pinged any more: a bug", self.name, exc_info=error)
+            log.critical("bug: shard %s is no longer pinged", self.name, exc_info=error)
 
 
 class AnyServer:

@@ -53,7 +53,7 @@ class ViewDoubts:
             _some([f"{one.topic}-{one.partition} {one.first} to {one.end - 1}" for one in ranges]),
         )
         if not self._is_there(handle):
-            log.error("there is no table to note this: see to these views now")
+            log.error("cannot store this, because the table is missing: check these views now")
             return
         for view in found:
             self._sql.run(

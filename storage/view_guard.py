@@ -133,7 +133,7 @@ class ViewGuard:
         known = self._known_failed(handle)
         if self._failed is None:
             log.error(
-                "view %s was not filled, and there is no table to note it: %s",
+                "view %s was not filled, and the table that stores this is missing: %s",
                 view,
                 error,
                 extra=counted(view),
@@ -181,8 +181,7 @@ class ViewGuard:
             self._sql.run(handle, f"DETACH TABLE {view.quoted} PERMANENTLY")
             known[view] = _STOPPED
             log.error(
-                "view %s could not be filled, and is stopped: `brokerhouse views repair %s` fills"
-                " it again: %s",
+                "view %s failed and was stopped; `brokerhouse views repair %s` fills it again: %s",
                 view,
                 view,
                 error,
@@ -226,7 +225,7 @@ class ViewGuard:
                     filled += self._fill_missed(handle, view)
                     self._sql.run(handle, f"ATTACH TABLE {view.quoted}")
                     self._end(handle, view)
-        log.info("view %s is filled again: it had missed %d records", view, filled)
+        log.info("view %s is filled again; records that it had missed: %d", view, filled)
         return filled
 
     def drop(self, handle: Handle, view: View) -> None:
@@ -248,15 +247,15 @@ class ViewGuard:
     def _check_answer(self, handle: Handle, view: View, in_doubt: InDoubt | None) -> None:
         if in_doubt is None:
             raise ViewInDoubt(
-                f"view {view} has the records in doubt, or lacks them: see which, and repair it"
+                f"view {view} is in doubt: look whether its table has the records, then repair it"
                 " with --in-doubt keep if it has them, with --in-doubt fill if it lacks them"
             )
         views, _ = self._views(handle)
         is_direct = view in views or view in self._known_failed(handle)
         if in_doubt is InDoubt.FILL and not is_direct:
             raise ViewInDoubt(
-                f"view {view} is not filled from messages: add what it lacks to its table by hand,"
-                " and repair it with --in-doubt keep"
+                f"view {view} does not read messages: insert the missing rows into its table by"
+                " hand, then repair it with --in-doubt keep"
             )
 
     def _change(self, handle: Handle, view: View, change: Callable[[], None]) -> None:

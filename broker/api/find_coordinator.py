@@ -84,7 +84,7 @@ def _find(ctx: RequestContext, key: str, refusal: KafkaError | None) -> _Coordin
     if node is not None:
         node = node.seen_from(ctx.listener)
     if node is None:
-        error = CoordinatorNotAvailable("No broker coordinates it at the moment.")
+        error = CoordinatorNotAvailable("No broker coordinates this key at the moment.")
         return _CoordinatorFound(_NOBODY, error)
     return _CoordinatorFound(node)
 

@@ -247,7 +247,7 @@ class _PartitionAppend:
         elif isinstance(error, KafkaError):
             append.answer(error)
         else:
-            log.error("a transaction cannot be checked: a bug", exc_info=error, extra=counted())
+            log.error("bug: cannot check a transaction", exc_info=error, extra=counted())
             append.answer(UnknownServerError("The request failed; see the broker's log."))
 
     def _find_log(self, topic: Topic, data: ProducePartition) -> PartitionLog:

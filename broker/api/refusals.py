@@ -38,7 +38,7 @@ async def in_time(timeout_ms: int, change: Awaitable[T]) -> T:
             return await change
     except TimeoutError:
         raise RequestTimedOut(
-            "This is not done within the time-out of the request. It goes on, and may succeed."
+            "The request timed out before the change was done. The change continues."
         ) from None
 
 
@@ -47,7 +47,7 @@ def as_kafka_error(error: Refusal) -> KafkaError:
     if isinstance(error, KafkaError):
         return error
     log.error(
-        "a change of topics or configs is not stored, or not known to be: %s",
+        "cannot store a change of topics or configs, or its outcome is unknown: %s",
         error,
         extra=counted(),
     )

@@ -86,8 +86,8 @@ async def _made(settings: Settings, destination: Path) -> BackupInfo:
         info = await ask_for_backup(settings.data_dir, destination)
         if not (destination / SUMS).exists():
             raise BackupError(
-                f"the broker has made {destination} in a file system of its own: run this"
-                " command in its container, or name a directory that both see"
+                f"the broker has created {destination} in another file system: run this command"
+                " in its container, or name a directory that both can see"
             )
         return info
     from broker.single import open_engine

@@ -84,7 +84,7 @@ async def _ask(address: Address, timeout_s: float) -> Address:
     if answer.startswith(b"HTTP/"):
         raise _Useless("speaks HTTP, not Kafka", _NAME_KAFKA)
     if answer[0] == _TLS_ALERT:
-        raise _Useless("wants TLS, which these commands do not speak", _NAME_KAFKA)
+        raise _Useless("needs TLS, which these commands do not support", _NAME_KAFKA)
     if answer[4:8] != struct.pack(">i", _CORRELATION_ID):
         raise _Useless("does not speak Kafka's protocol", _NAME_KAFKA)
     return address

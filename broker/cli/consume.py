@@ -87,9 +87,11 @@ def _template(text: str) -> Render:
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
 @partition_option
 @offset_option("earliest", " With --group: where it has committed nothing.")
-@click.option("--group", help="Read as a member of this group, and commit what was printed.")
-@click.option("--count", type=click.IntRange(min=1), help="Stop after so many records.")
-@click.option("--exit-at-end", is_flag=True, help="Stop at the end that there was at the start.")
+@click.option("--group", help="Read as a member of this group; commit offsets after printing.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many records.")
+@click.option(
+    "--exit-at-end", is_flag=True, help="Stop at the end that the partitions had at the start."
+)
 @json_lines_option
 @click.option(
     "--format",
@@ -105,10 +107,12 @@ def _template(text: str) -> Render:
     default="\\n",
     show_default=True,
     callback=to_delimiter,
-    help="Follows a raw value.",
+    help="Text after each raw value.",
 )
 @click.option(
-    "--key-delimiter", callback=to_delimiter, help="Prints the key and this before a raw value."
+    "--key-delimiter",
+    callback=to_delimiter,
+    help="Print the key and this text before each raw value.",
 )
 @bootstrap_option
 def consume(

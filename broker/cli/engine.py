@@ -56,7 +56,7 @@ def _keepers(
 @click.option(
     "--journal-skip-damage/--no-journal-skip-damage",
     default=None,
-    help="Start although the journal is damaged, without what is damaged; for one start only.",
+    help="Start without the damaged entries of a damaged journal; for one start only.",
 )
 @click.option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 @click.pass_context

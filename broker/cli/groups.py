@@ -151,7 +151,7 @@ def describe_group(
     as_json: bool,
     bootstrap: Bootstrap,
 ) -> None:
-    """Print the state of GROUP, its members, and how far each partition is behind."""
+    """Print the state of GROUP, its members, and the lag of each partition."""
     both = members == offsets
     wanted = (bootstrap, group, members or both, offsets or both)
     if as_json:

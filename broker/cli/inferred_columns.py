@@ -29,7 +29,7 @@ def infer_columns(
     """Columns, the paths of those that are not fields of the object, and the sorting key."""
     if kind == Format.DEBEZIUM.value:
         columns, key = _columns_of_changes(server, topic)
-        _confirm(columns, f"columns by the schema of the last record of {topic}:", yes)
+        _confirm(columns, f"columns from the schema of the last record of {topic}:", yes)
     elif kind == Format.JSON.value:
         found = _last_records(server, topic, _SAMPLE_RECORDS)
         sample = parse_sample(value for _, value in found)
@@ -40,8 +40,8 @@ def infer_columns(
             )
         if without := fields_without_columns(sample):
             names = ", ".join(map(repr, without))
-            click.echo(f"no column can have these names, so these fields are left out: {names}")
-        _confirm(columns, f"columns by the last {len(found)} records of {topic}:", yes)
+            click.echo(f"left out fields whose names no column can have: {names}")
+        _confirm(columns, f"columns inferred from the last {len(found)} records of {topic}:", yes)
     else:
         raise click.ClickException(f"the columns of {kind} cannot be inferred: give --columns")
     text = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)

@@ -232,7 +232,7 @@ def _kafka_errors(bootstrap: Bootstrap) -> Iterator[None]:
             raise click.ClickException(f"{bootstrap} answered {explained(known)}") from error
         if may_pass(error):
             raise click.ClickException(
-                f"no broker of {bootstrap} has done it within {bootstrap.timeout_s:g} s ({known})"
+                f"no broker at {bootstrap} succeeded within {bootstrap.timeout_s:g} s ({known})"
             ) from error
         raise click.ClickException(f"{bootstrap} failed: {known}") from error
 

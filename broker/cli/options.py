@@ -68,7 +68,7 @@ timeout_option = click.option(
     type=click.IntRange(1, 3600),
     default=30,
     show_default=True,
-    help="How long to go on while no broker does what is asked.",
+    help="How long to retry while no broker succeeds.",
 )
 
 

@@ -78,12 +78,12 @@ def _to_headers(
     default="\\n",
     show_default=True,
     callback=to_delimiter,
-    help="Ends a record of the format raw; \\t, \\0 and \\xNN are understood.",
+    help="End of a record of the format raw; \\t, \\0 and \\xNN are understood.",
 )
 @click.option(
-    "--key-delimiter", callback=to_delimiter, help="Stands between key and value of the format raw."
+    "--key-delimiter", callback=to_delimiter, help="Separator of key and value in the format raw."
 )
-@click.option("--key", help="The key of every record that has none of its own.")
+@click.option("--key", help="The key of every record without one.")
 @click.option(
     "--header",
     "headers",
@@ -96,14 +96,14 @@ def _to_headers(
 @click.option(
     "--partition",
     type=click.IntRange(min=0),
-    help="If not given, the key decides; records without a key go to any partition.",
+    help="Without it the key decides; records without a key go to any partition.",
 )
 @click.option(
     "--acks",
     type=click.Choice(["all", "1", "0"]),
     default="all",
     show_default=True,
-    help="When the broker confirms a record; with 0 it never does, and no error is seen.",
+    help="When the broker confirms a record; 0: never, and errors are not reported.",
 )
 @click.option(
     "--compression",

@@ -121,7 +121,9 @@ def _to_plan(
     callback=_to_partitions,
     help="A topic, or some of its partitions; may be repeated.",
 )
-@click.option("--all-topics", is_flag=True, help="Every partition that the group has committed.")
+@click.option(
+    "--all-topics", is_flag=True, help="Every partition with a committed offset of the group."
+)
 @click.option("--to-earliest", is_flag=True, default=None, help="To the first record.")
 @click.option("--to-latest", is_flag=True, default=None, help="To the end, after the last record.")
 @click.option("--to-offset", metavar="N", type=click.IntRange(min=0), help="To this offset.")
@@ -142,7 +144,7 @@ def _to_plan(
     "--to-current",
     is_flag=True,
     default=None,
-    help="To the committed offset; to the end where nothing is committed.",
+    help="To the committed offset, or to the end without one.",
 )
 @click.option(
     "--from-file",

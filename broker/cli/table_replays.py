@@ -91,9 +91,9 @@ class AskedReplay:
                 waiting, deadline = found.waiting, time.monotonic() + timeout_s
             elif time.monotonic() > deadline:
                 raise click.ClickException(
-                    f"for {timeout_s} s no broker has parsed dead letters of {self.name}, and"
-                    f" {waiting:,} wait: see the log of the broker that feeds it, and that its"
-                    " setting feeds is true. It parses them as soon as it can"
+                    f"no broker has parsed dead letters of {self.name} for {timeout_s} s"
+                    f" ({waiting:,} waiting): read the log of the broker that feeds the table, and"
+                    " check that its setting feeds is true. It parses them as soon as it can"
                 )
             if pressed.wait(_POLL_S):
                 return None

@@ -121,11 +121,11 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
     "--route",
     metavar="header=NAME|field=PATH|key=SEPARATOR",
     callback=_to_route,
-    help="Where a record says which table it is for: in a header, in a field of JSON, or in its key"
+    help="Where a record names its table: in a header, in a field of JSON, or in its key"
     " before a separator. With DATABASE.*, each table that is named gets a feed.",
 )
 @click.option(
-    "--route-value", metavar="TEXT", help="What the records name that DATABASE.TABLE takes."
+    "--route-value", metavar="TEXT", help="The text that names DATABASE.TABLE in its records."
 )
 @click.option(
     "--like",
@@ -133,7 +133,7 @@ _name = click.argument("name", metavar="DATABASE.TABLE", callback=_to_name)
     callback=_to_model,
     help="With DATABASE.*: new tables have the columns, keys and settings of this one.",
 )
-@click.option("--add-columns", is_flag=True, help="Fields of records without a column get one.")
+@click.option("--add-columns", is_flag=True, help="Add a column for each new field of a record.")
 @click.option("--yes", is_flag=True, help="Do not ask whether inferred columns are right.")
 @click.option(
     "--create-topics",
@@ -174,7 +174,7 @@ def create_table(
     if engine is not None and _is_router(name):
         raise click.UsageError("--engine is for one table: give --like")
     if add_columns and not Format(kind).has_paths:
-        raise click.UsageError(f"--add-columns needs fields with names, which {kind} has not")
+        raise click.UsageError(f"--add-columns needs named fields, which {kind} does not have")
     if _feed_rows(server, name):
         raise click.ClickException(f"there is a feed {name}: drop it first")
     _check_topics(server, topics, bootstrap if create_topics else None)
@@ -252,8 +252,8 @@ def _check_topics(server: FeedServer, topics: Sequence[str], bootstrap: Bootstra
     while missing := [topic for topic in missing if not server.rows(known, t=topic)]:
         if time.monotonic() > deadline:
             raise click.ClickException(
-                f"{bootstrap} made topic {missing[0]}, which {server.sql.url} does not show: are"
-                " they of the same broker or cluster?"
+                f"topic {missing[0]} was created at {bootstrap}, but {server.sql.url} does not show"
+                " it: do both belong to the same broker or cluster?"
             )
         time.sleep(_POLL_S)
 
@@ -275,9 +275,11 @@ def _check_routes(
             raise click.UsageError("--route and --route-value go together, or name DATABASE.*")
         return
     if not route:
-        raise click.UsageError(f"{name} needs --route: where records name their table")
+        raise click.UsageError(f"{name} needs --route, which says where records name their table")
     if value is not None or columns is not None:
-        raise click.UsageError(f"{name} takes all records, and makes tables by itself or --like")
+        raise click.UsageError(
+            f"{name} creates its tables itself: leave out --columns and --route-value"
+        )
     if kind != Format.JSON.value and not like:
         raise click.UsageError(f"the columns of {kind} cannot be inferred: give --like")
 
@@ -396,7 +398,9 @@ _changing("resume", "'running' AS status", "resumed", "Go on filling DATABASE.TA
 
 @tables.command("replay")
 @_name
-@click.option("--no-wait", is_flag=True, help="Only ask for it: a broker begins within a second.")
+@click.option(
+    "--no-wait", is_flag=True, help="Do not wait for the result; a broker begins within a second."
+)
 @click.option(
     "--timeout",
     "timeout_s",
@@ -417,11 +421,11 @@ def replay_table(name: str, no_wait: bool, timeout_s: int, sql_server: SqlServer
     with ctrl_c() as pressed:
         _change(server, name, ASKED_NOW)
         if no_wait:
-            click.echo(f"asked for the dead letters again: {name}")
+            click.echo(f"requested a replay of {name}")
             return
         done = asked_replay(server, feed).wait(timeout_s, pressed)
     if done is None:
-        click.echo(f"the broker goes on with the replay of {name}", err=True)
+        click.echo(f"the broker continues the replay of {name}", err=True)
         raise click.exceptions.Exit(INTERRUPTED)
     made = done.routed_text if _is_router(name) else done.rows_text
     click.echo(f"replayed {name}: {made}, {done.left_text}")

@@ -58,7 +58,7 @@ def _to_configs(
 @click.option(
     "--partitions",
     type=click.IntRange(min=1),
-    help="If not given, the broker's setting num_partitions.",
+    help="Default: the broker's setting num_partitions.",
 )
 @click.option(
     "--config",

@@ -58,11 +58,11 @@ def list_views(as_json: bool, sql_server: SqlServer) -> None:
 
 @views.command("repair")
 @click.argument("view", metavar="DATABASE.VIEW")
-@click.option("--query", metavar="SELECT", help="Give the view this query, before.")
+@click.option("--query", metavar="SELECT", help="First give the view this query.")
 @click.option(
     "--in-doubt",
     type=click.Choice(["fill", "keep"]),
-    help="Of records in doubt: the view lacks them (fill), or has them (keep).",
+    help="For records in doubt: the view lacks them (fill) or has them (keep).",
 )
 @server_options("The broker's sql_user, who may write.")
 def repair_view(
@@ -71,14 +71,16 @@ def repair_view(
     in_doubt: str | None,
     sql_server: SqlServer,
 ) -> None:
-    """Fill DATABASE.VIEW with what it missed, and let it go on.
+    """Fill DATABASE.VIEW with the records that it lacks, and resume it.
 
     Nothing is filled while a record still makes it fail. A view in doubt needs --in-doubt: nobody
     but you can tell whether its table has the records.
     """
     parameters = {**_named(view), **({"in_doubt": in_doubt} if in_doubt else {})}
     answer = asked(sql_server, "/views/repair", parameters, query or "")
-    click.echo(f"{view} is filled again: it had missed {json.loads(answer)['missed']} records")
+    click.echo(
+        f"{view} is filled again; records that it had missed: {json.loads(answer)['missed']}"
+    )
 
 
 @views.command("drop")

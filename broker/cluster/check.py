@@ -97,7 +97,7 @@ async def _look(config: ClusterConfig, shard: ShardConfig, server: ClickHouseSer
         seen.problem = version
     elif version < MIN_VERSION:
         seen.problem = (
-            f"it runs ClickHouse {version[0]}.{version[1]}; "
+            f"runs ClickHouse {version[0]}.{version[1]}; "
             f"brokerhouse needs {MIN_VERSION[0]}.{MIN_VERSION[1]} or later"
         )
     else:
@@ -122,20 +122,20 @@ async def _version(config: ClusterConfig, url: str) -> tuple[int, int] | str:
         ):
             body = await response.content.read(65_536)
     except TimeoutError:
-        return f"it does not answer within {_VERSION_TIMEOUT_S:.0f} s"
+        return f"does not answer within {_VERSION_TIMEOUT_S:.0f} s"
     except aiohttp.ClientConnectorError as error:
         code = error.errno
         reason = os.strerror(code) if code and code > 0 else error.strerror
-        return f"it does not answer ({reason})"
+        return f"does not answer ({reason})"
     except (aiohttp.ClientError, OSError) as error:
-        return f"it does not answer ({_one_line(str(error)) or type(error).__name__})"
+        return f"does not answer ({_one_line(str(error)) or type(error).__name__})"
     if match := _VERSION.fullmatch(body):
         return int(match[1]), int(match[2])
     told = re.match(rb"Code: (\d+)", body)
     if told and int(told[1]) in _WRONG_LOGIN:
-        return f"it rejects the login of user {config.user}: the user name or the password is wrong"
+        return f"rejects the login of user {config.user}: the user name or the password is wrong"
     answer = _one_line(body.decode(errors="replace"))[:200]
-    return f"its answer is not that of a ClickHouse server: {answer}"
+    return f"is not a ClickHouse server; its answer was: {answer}"
 
 
 def _tls(config: ClusterConfig) -> bool | ssl.SSLContext:
@@ -249,7 +249,7 @@ def _of_keeper(config: ClusterConfig, seen: _Seen) -> Iterator[str]:
     elif "UNKNOWN_TABLE" not in seen.registry and "UNKNOWN_DATABASE" not in seen.registry:
         yield f"the registry does not answer; check whether Keeper runs ({seen.registry})"
     elif seen.keeper and "UNKNOWN_TABLE" not in seen.keeper:
-        yield f"it cannot reach Keeper: {seen.keeper}"
+        yield f"cannot reach Keeper: {seen.keeper}"
     elif seen.keeper and config.replicated:
         # The embedded engine never has system.zookeeper.
         yield "Keeper is not configured: add <zookeeper> to its configuration"
@@ -320,7 +320,7 @@ def _of_macros(healthy: Sequence[_Seen]) -> Iterator[str]:
         if not shard or not replica:
             continue
         if (other := places.setdefault((shard, replica), one.url)) != one.url:
-            yield f"{one.url}: it has the same macros as {other}: give each its own {{replica}}"
+            yield f"{one.url}: has the same macros as {other}: give each its own {{replica}}"
         first = shards.setdefault(shard, one)
         if first.shard != one.shard:
             yield (
@@ -398,7 +398,7 @@ async def _of_brokers(
             for url, at_ms in sorted(session.failures_ms.items()):
                 ago_s = max(wall_ms() - at_ms, 0) // SECOND_MS
                 found.append(
-                    f"{url}: it failed for broker {session.node_id} {ago_s} s ago, or did not"
+                    f"{url}: failed for broker {session.node_id} {ago_s} s ago, or did not"
                     " answer in time: see the log of that broker"
                 )
     except EngineError as error:

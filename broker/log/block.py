@@ -107,7 +107,7 @@ class PendingAppend:
         try:
             self.told(outcome)
         except Exception:
-            log.exception("a producer cannot be told what became of its batch", extra=counted())
+            log.exception("bug: cannot answer a producer about its batch", extra=counted())
 
     def refuse(self, error: KafkaError) -> None:
         """Answer with an error, and note that the client must resend this batch first."""
@@ -299,7 +299,7 @@ def _add_marker(
         )
     if marker.is_abandoned:
         # Its coordinator has asked again and may have gone on: this could end the next transaction.
-        raise RequestTimedOut(f"nobody waits for a marker of producer {producer_id} any more")
+        raise RequestTimedOut(f"the marker of producer {producer_id} was not written in time")
     if entry is not None and marker.coordinator_epoch < entry.coordinator_epoch:
         raise TransactionCoordinatorFenced(
             f"a marker of producer {producer_id} has coordinator epoch {marker.coordinator_epoch},"

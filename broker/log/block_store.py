@@ -162,7 +162,7 @@ class BlockStore:
             except NotSent:
                 if self._lease.is_fenced and await self._is_stored(block):
                     log.warning(
-                        "block %s was not sent this time, but it is stored", token, extra=counted()
+                        "block %s is stored: an earlier attempt succeeded", token, extra=counted()
                     )
                     return
                 raise
@@ -170,7 +170,7 @@ class BlockStore:
                 if not await self._is_stored(block):
                     raise
                 log.warning(
-                    "block %s was reported as refused, but it is stored", token, extra=counted()
+                    "block %s is stored, although ClickHouse refused it", token, extra=counted()
                 )
                 return
             except TokenUsed:
@@ -179,7 +179,7 @@ class BlockStore:
                 self.resolved = self._block_number
                 self._block_number += 1
                 log.warning(
-                    "a crash used up %s without its rows: now %s",
+                    "a crash used up token %s without storing its rows; using %s instead",
                     token,
                     self._token,
                     extra=counted(),

@@ -233,4 +233,6 @@ class Decompressions:
 
 def _refuse_if_abandoned(append: PendingAppend) -> None:
     if append.is_abandoned:
-        append.refuse(RequestTimedOut("the producer left before its batch was decompressed"))
+        append.refuse(
+            RequestTimedOut("the producer disconnected before its batch was decompressed")
+        )

@@ -370,7 +370,7 @@ class Lane:
     def _lose_patience(self) -> None:
         """Refuse the clients of a shard that does not answer. The lane itself keeps retrying."""
         log.warning(
-            "lane %d: its shard does not answer; its clients are refused",
+            "lane %d: the shard does not answer; refusing records until it does",
             self.number,
             extra=counted(self.number),
         )

@@ -372,7 +372,7 @@ class ColdReader:
                 return await self._read_on(read, offset)
             except EngineError as error:
                 log.info(
-                    "a cold read of %s begins again at %d: %s",
+                    "restarting a cold read of %s at offset %d: %s",
                     partition,
                     offset,
                     error,

@@ -82,7 +82,7 @@ class Reclaim:
         self._engine = engine
         self._logs = logs
         self._reserve = reserve
-        self._outage = Outage(log, "the disk cannot be freed", "the disk can be freed again")
+        self._outage = Outage(log, "cannot free disk space", "disk space can be freed again")
         self._seen: tuple[frozenset[str], int] | None = None
         self._is_active = False
         self.periodic = Periodic("reclaim", _EVERY_S, self._look)
@@ -122,7 +122,7 @@ class Reclaim:
         for name in dropped:
             await self._drop(name)
         if dropped:
-            log.info("%d parts of deleted records are dropped", len(dropped))
+            log.info("dropped %d parts that had only deleted records", len(dropped))
         if await self._engine.rows(_UNFINISHED) != [[0]]:
             return  # it makes new parts; they are looked at then
         left = [part for part in parts.values() if part.is_readable and part.has_dead_rows]
@@ -177,4 +177,4 @@ class Reclaim:
                 f"ALTER TABLE messages APPLY DELETED MASK IN PARTITION ID '{day}'"
                 " SETTINGS mutations_sync = 0"
             )
-        log.info("%d parts of %s are written again without deleted records", len(here), day)
+        log.info("rewriting %d parts of %s without deleted records", len(here), day)

@@ -150,8 +150,7 @@ class CountedMinutes:
         if counted.until_ms <= now_ms + _CLOCK_TOLERANCE_MS:
             return counted
         log.warning(
-            "the clock is %d s behind the last minute that was counted, so it was ahead then;"
-            " minutes that lie in the future are counted again when they are over",
+            "the clock was set back by %d s; minutes after now are counted again when they end",
             (counted.until_ms - now_ms) // SECOND_MS,
         )
         # In this order: windows of a minute that is not counted any more would leave gaps.
@@ -294,7 +293,7 @@ class Rollup(Periodic):
         except NotYet as error:
             log.info("counting the log is postponed: %s", error)
         except EngineError as error:
-            log.error("the log could not be counted; retrying in a minute: %s", error)
+            log.error("cannot count the log; retrying in a minute: %s", error)
 
     def _pause_s(self) -> float:
         left_ms = MINUTE_MS - self._clock_ms() % MINUTE_MS

@@ -234,7 +234,7 @@ class Sweep:
         for dead in self._dead.values():
             dead.by_day.pop(day.name, None)
         self._waiting_since_ms.pop(day.name, None)
-        log.info("%s is dropped: %d rows below their log starts", day.iso, day.rows)
+        log.info("dropped the rows of %s: all %d are below their log starts", day.iso, day.rows)
 
     async def _delete(self, day: Day, starts: Mapping[Key, int], names: Mapping[UUID, str]) -> None:
         dead = {
@@ -249,7 +249,7 @@ class Sweep:
                 params,
             )
         self._deleting += ((key, day.name, rows) for key, rows in dead.items())
-        log.info("%s: %d of %d rows are being deleted", day.iso, sum(dead.values()), day.rows)
+        log.info("deleting %d of the %d rows of %s", sum(dead.values()), day.rows, day.iso)
 
     async def _rewrite(self, day: Day) -> None:
         visible = await self._rows_to_see(day)
@@ -259,7 +259,7 @@ class Sweep:
             f"ALTER TABLE messages APPLY DELETED MASK IN PARTITION '{day.iso}'"
             " SETTINGS mutations_sync = 0"
         )
-        log.info("%s is rewritten: %d of %d rows stay", day.iso, visible, day.rows)
+        log.info("rewriting the parts of %s: %d of %d rows stay", day.iso, visible, day.rows)
 
     def _is_due(self, what: str, dead: int, rows: int, now_ms: int) -> bool:
         if dead == 0:

@@ -50,24 +50,24 @@ class ClusterMetrics:
             ),
             gauge(
                 "brokerhouse_cluster_lease_seconds",
-                "How long this broker may serve without another renewal of its session",
+                "Time that this broker can serve without another renewal of its session",
                 max(left_ms, 0) / 1000,
             ),
             counter(
                 "brokerhouse_cluster_sessions_total",
-                "Sessions that this broker has begun; more than one: it lost one",
+                "Sessions that this broker has begun; each after the first means that one was lost",
                 session.begun,
             ),
             gauge(
                 "brokerhouse_cluster_slots",
-                "Slots of this broker: owned, and those of them that it serves",
+                "Slots that this broker owns, and how many of them it serves",
                 [(("owned",), len(slots.owned)), (("served",), len(slots.serving))],
                 ("state",),
             ),
             gauge("brokerhouse_cluster_slots_all", "Slots of the cluster", slots.count),
             gauge(
                 "brokerhouse_cluster_brokers",
-                "Brokers that are alive, as this one knows",
+                "Brokers that are alive, as far as this one knows",
                 len(self._leadership.brokers()),
             ),
             gauge(

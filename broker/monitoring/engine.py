@@ -75,7 +75,7 @@ class EngineMetrics:
             ),
             gauge(
                 "brokerhouse_engine_sample_age_seconds",
-                "How old the metrics of the engine are; they grow old while it does not answer",
+                "Age of the metrics of the engine; it grows while the engine does not answer",
                 time.monotonic() - self._sample.taken_s,
             ),
         ]
@@ -116,7 +116,9 @@ class EngineMetrics:
         if not found:
             return
         yield gauge("brokerhouse_engine_merges", "Merges that run", found["merges"])
-        yield gauge("brokerhouse_engine_mutations", "Mutations to do", found["mutations"])
+        yield gauge(
+            "brokerhouse_engine_mutations", "Mutations that are not done", found["mutations"]
+        )
         yield gauge(
             "brokerhouse_engine_memory_bytes",
             "Memory that the engine counts",

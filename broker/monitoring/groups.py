@@ -101,7 +101,7 @@ class GroupMetrics:
             ),
             gauge(
                 "brokerhouse_group_lags_left_out",
-                "Lags that are not shown, smaller than these: see metrics_partitions_max",
+                "Lags that are not shown because they are smaller: see metrics_partitions_max",
                 len(known) - len(shown) + too_long,
             ),
         ]

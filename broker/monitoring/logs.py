@@ -64,7 +64,7 @@ class LogMetrics:
         )
         yield counter(
             "brokerhouse_appended_bytes_total",
-            "Record batches stored, as they were compressed",
+            "Compressed size of stored record batches",
             [(labels, lane.counts.batch_bytes) for labels, lane in lanes],
             _LANE,
         )
@@ -105,7 +105,7 @@ class LogMetrics:
         )
         yield histogram(
             "brokerhouse_cold_load_seconds",
-            "Reads of a segment of the log from the table, those ahead included",
+            "Time of reads of the log from the table, including reads ahead",
             [((), cold.loads)],
         )
         yield counter(
@@ -127,7 +127,7 @@ class LogMetrics:
             gauge("brokerhouse_partitions", "Partitions that this broker leads", len(rows)),
             gauge(
                 "brokerhouse_partitions_left_out",
-                "Partitions without series of their own: see the setting metrics_partitions_max",
+                "Partitions that have no series: see the setting metrics_partitions_max",
                 len(rows) - len(shown),
             ),
             gauge(
@@ -144,7 +144,7 @@ class LogMetrics:
             ),
             gauge(
                 "brokerhouse_partition_transactions_open",
-                "Transactions with records in partitions of this broker that have not ended there",
+                "Open transactions with records in partitions of this broker",
                 open_transactions,
             ),
         ]

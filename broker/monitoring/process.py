@@ -73,7 +73,7 @@ class ProcessMetrics:
             ),
             histogram(
                 "brokerhouse_event_loop_delay_seconds",
-                "How late the event loop was, looked at ten times a second",
+                "Delay of the event loop, measured ten times a second",
                 [((), self._delay.delays)],
             ),
             *await asyncio.to_thread(self._collect_standard),

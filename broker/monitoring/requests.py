@@ -30,7 +30,7 @@ class RequestMetrics:
         apis = sorted((key.name, counts) for key, counts in self._broker.requests.apis.items())
         yield histogram(
             "brokerhouse_request_seconds",
-            "From the moment a request is begun to its response, waits for records included",
+            "Time from the start of a request to its response, including waits for records",
             [((name,), counts.timings) for name, counts in apis],
             _API,
         )
@@ -116,12 +116,12 @@ class RequestMetrics:
         )
         yield counter(
             "brokerhouse_fetched_bytes_total",
-            "Record batches in fetch responses, as they were compressed",
+            "Compressed size of record batches in fetch responses",
             fetched.bytes,
         )
         yield counter(
             "brokerhouse_partition_reads_total",
-            "Reads of a partition by fetches: from the tail cache, or cold, past it",
+            "Reads of a partition by fetches: from the tail cache, or cold (from the table)",
             [(("tail",), fetched.tail_reads), (("cold",), fetched.cold_reads)],
             ("source",),
         )

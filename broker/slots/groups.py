@@ -53,7 +53,7 @@ class SlotGroups:
         pending.check_coordinator(producer.producer_id, marker.coordinator_epoch)
         for group_id in pending.groups_with(producer.producer_id):
             if sender is not None and sender.has_left:
-                raise RequestTimedOut(f"nobody waits for a marker of {producer} any more")
+                raise RequestTimedOut(f"the marker of {producer} was not written in time")
             if self.partition_of(group_id) == slot:
                 await pending.end(
                     group_id, producer, commit=marker.commit, raises_epoch=marker.raises_epoch

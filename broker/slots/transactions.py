@@ -165,7 +165,9 @@ class CoordinatorCalls:
     ) -> None:
         broker = self._leadership.coordinator(transactional_id)
         if broker is None:
-            raise CoordinatorNotAvailable(f"nobody coordinates {transactional_id!r} at the moment")
+            raise CoordinatorNotAvailable(
+                f"no broker coordinates {transactional_id!r} at the moment"
+            )
         transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction
         topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
         request = AddPartitionsToTxnRequest(
@@ -230,7 +232,7 @@ class MarkersHere:
             return member._replace(topic_id=topic.topic_id)
         is_gone = topic is not None or str(member.topic_id) in self._topics.gone
         if not is_gone and wall_ms() - since_ms < late_max_ms:
-            raise UnknownTopicOrPartition(f"{member} is not known here yet")
+            raise UnknownTopicOrPartition(f"{member} is not known to this broker yet")
         return None
 
 
@@ -282,7 +284,7 @@ class MarkersEverywhere:
             if failure is not None:
                 raise failure
         if None in by_broker:
-            raise LeaderNotAvailable(f"nobody leads {by_broker[None][0]} at the moment")
+            raise LeaderNotAvailable(f"no broker leads {by_broker[None][0]} at the moment")
 
     def _broker_of(self, member: Member) -> BrokerEndpoint | None:
         if member.topic == OFFSETS_TOPIC:

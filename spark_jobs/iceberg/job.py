@@ -264,7 +264,7 @@ def in_catalog(directory: str) -> Callable[[CommandT], CommandT]:
     " NAMESPACE.* takes its name from the record.",
     to_tables,
 )
-@click.option("--route", metavar=_ROUTES, help="Where a record says which table it is for.")
+@click.option("--route", metavar=_ROUTES, help="Where a record names its table.")
 @click.option(
     "--input-format",
     "kind",
@@ -274,11 +274,15 @@ def in_catalog(directory: str) -> Callable[[CommandT], CommandT]:
     help="The format of the records' values.",
 )
 @click.option("--schema-registry", metavar="URL", default="", help="For avro and protobuf.")
-@_named("--name", "sink", "A run with the same name goes on where the last one ended.")
+@_named("--name", "sink", "A run with the same name continues where the last one ended.")
 @_named(
-    "--control-topic", "iceberg-control", "Where the workers and their leader agree on commits."
+    "--control-topic",
+    "iceberg-control",
+    "The topic on which workers and coordinator agree on commits.",
 )
-@click.option("--create", is_flag=True, help="Make tables that are missing, by what records have.")
+@click.option(
+    "--create", is_flag=True, help="Create missing tables with columns for the records' fields."
+)
 @click.option("--evolve", is_flag=True, help="Add columns for new fields; widen int and float.")
 @click.option(
     "--metadata", is_flag=True, help="New tables have columns _topic, _offset and others."
@@ -298,7 +302,7 @@ def in_catalog(directory: str) -> Callable[[CommandT], CommandT]:
     "--operation-field",
     metavar="FIELD",
     default="",
-    help="It says whether a row is an insert, an update or a delete.",
+    help="The field that says insert, update or delete.",
 )
 @job.repeated(
     "--operation",
@@ -314,7 +318,7 @@ def in_catalog(directory: str) -> Callable[[CommandT], CommandT]:
 @job.number(
     "--workers", 0, "Tasks of Spark. 0: one for each core; with --once at most one per partition."
 )
-@click.option("--once", is_flag=True, help="End when the tables have all that was there.")
+@click.option("--once", is_flag=True, help="End when the tables have all existing records.")
 @job.repeated(
     "--kafka",
     "options",
@@ -437,11 +441,13 @@ def _check_catalog(settings: SinkSettings) -> None:
         raise JobFailure(f"the catalog {settings.catalog} cannot be used: {error}") from error
     for name, table in found.items():
         if table is None and not sink.create:
-            raise JobFailure(f"there is no table {name}: make it, or give --create")
+            raise JobFailure(f"there is no table {name}: create it, or add --create")
         if table is None or sink.operations is None:
             continue
         if table.metadata.format_version < tables.FORMAT_VERSION:
-            raise JobFailure(f"{name} is of format version 1, which knows no changes of rows")
+            raise JobFailure(
+                f"{name} is of format version 1, which cannot change rows: use version 2"
+            )
         if not table.schema().identifier_field_ids and not sink.id_columns:
             raise JobFailure(f"{name} has no identifier fields: give --id-column")
 

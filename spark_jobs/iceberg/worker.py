@@ -135,7 +135,7 @@ class SinkTask:
             if failures.bit_count() > 1:
                 raise
             times = "" if failures == 1 else f" {failures} times"
-            print(f"worker {number} failed{times}, and begins again: {error!r}", file=sys.stderr)
+            print(f"worker {number} failed{times} and is restarting: {error!r}", file=sys.stderr)
             if is_fenced(error):
                 name = self.settings.name
                 print(
@@ -457,7 +457,7 @@ class DeadLetterStore:
             return False
         except SqlFailure as error:
             raise SinkEnds(
-                f"a dead letter cannot be stored: {error}. The next run goes on before it"
+                f"a dead letter cannot be stored: {error}. The next run continues before it"
             ) from error
         if self._away_since_s is not None:
             print("dead letters are stored again", file=sys.stderr)

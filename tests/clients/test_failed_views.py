@@ -120,7 +120,7 @@ def test_a_failing_view_stops_alone_and_a_repair_fills_it_from_there_on(
     assert column(broker, IDS) == ["1", "2"]
     assert failed(broker) == ["default.typed"]
     # Said once in a while (common/counted_lines.py), so perhaps for another test.
-    assert "default.typed could not be filled, and is stopped" in broker.log(0, 1 << 20)
+    assert "default.typed failed and was stopped" in broker.log(0, 1 << 20)
     (error,) = column(broker, "SELECT error FROM failed_views")
     assert "Cannot parse string 'no number' as UInt64" in error
     assert column(broker, "SELECT missed FROM failed_views") == [
@@ -140,7 +140,7 @@ def test_a_failing_view_stops_alone_and_a_repair_fills_it_from_there_on(
     assert failed(broker) == ["default.typed"]
 
     said = output("views", "repair", "default.typed", "--query", TOLERANT, *login(broker))
-    assert said == "default.typed is filled again: it had missed 6 records\n"
+    assert said == "default.typed is filled again; records that it had missed: 6\n"
     assert failed(broker) == []
     assert column(broker, IDS) == ["0", "1", "2", "3", "4", "6", "7"]
     send(broker, "8")
@@ -329,7 +329,7 @@ def test_views_that_a_kill_interrupts_are_in_doubt_until_they_are_repaired(
     keep = ["--in-doubt", "keep", *login(broker)]
     assert "by hand" in complaint(1, "views", "repair", "default.behind", *fill)
     said = output("views", "repair", "default.slow", *fill)
-    assert said == "default.slow is filled again: it had missed 2 records\n"
+    assert said == "default.slow is filled again; records that it had missed: 2\n"
     assert column(broker, LATE) == values
     assert column(broker, BEHIND) == values, "it is filled with the other"
     assert failed(broker) == ["default.goods", "default.typed"]

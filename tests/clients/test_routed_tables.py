@@ -226,7 +226,10 @@ def test_add_columns_adds_a_column_for_each_new_field(tables: TypedTables) -> No
         (["bad.*", "--topic", "events"], "bad.* needs --route"),
         (["bad.*", "--topic", "events", "--route", "body=x"], "header=NAME"),
         (["bad.*", "--topic", "events", "--route", "field=a..b"], "not the path of a field"),
-        (["bad.*", "--topic", "events", "--route", "key=:", "--columns", "id UInt8"], "by itself"),
+        (
+            ["bad.*", "--topic", "events", "--route", "key=:", "--columns", "id UInt8"],
+            "creates its tables itself",
+        ),
         (
             ["bad.*", "--topic", "events", "--route", "key=:", "--input-format", "csv"],
             "give --like",
@@ -239,7 +242,7 @@ def test_add_columns_adds_a_column_for_each_new_field(tables: TypedTables) -> No
         (["bad.t", "--topic", "events", "--like", "model.row"], "--like is for DATABASE.*"),
         (
             ["bad.t", "--topic", "events", "--input-format", "csv", "--add-columns"],
-            "fields with names",
+            "needs named fields",
         ),
         (["bad.*", "--topic", "events", "--route", "key=:", "--like", "a.*"], "not one table"),
     ],

@@ -213,7 +213,7 @@ def test_a_replay_with_no_wait_returns_at_once(tables: TypedTables) -> None:
     tables("pause", "later.t")  # so that nothing can be done meanwhile
 
     asked = tables("replay", "later.t", "--no-wait")
-    assert asked == "asked for the dead letters again: later.t\n"
+    assert asked == "requested a replay of later.t\n"
 
 
 def test_a_replay_that_cannot_happen_ends_by_timeout_or_ctrl_c_and_happens_later(
@@ -226,7 +226,7 @@ def test_a_replay_that_cannot_happen_ends_by_timeout_or_ctrl_c_and_happens_later
     tables.sql("RENAME TABLE alone.t TO alone.away")  # the broker retries for ever
 
     refused = tables.refused("replay", "alone.t", "--timeout", "1")
-    assert "no broker has parsed dead letters of alone.t, and 1 wait" in refused
+    assert "no broker has parsed dead letters of alone.t for 1 s (1 waiting)" in refused
 
     # One line for all its attempts.
     failed = "feed alone.t failed, and is retried: there is no table"
@@ -240,7 +240,7 @@ def test_a_replay_that_cannot_happen_ends_by_timeout_or_ctrl_c_and_happens_later
     waiting.send_signal(signal.SIGINT)
     assert waiting.wait(60) == 130
     assert waiting.stderr is not None
-    assert waiting.stderr.read() == "the broker goes on with the replay of alone.t\n"
+    assert waiting.stderr.read() == "the broker continues the replay of alone.t\n"
 
     tables.sql("ALTER TABLE alone.away MODIFY COLUMN n UInt16")
     tables.sql("RENAME TABLE alone.away TO alone.t")

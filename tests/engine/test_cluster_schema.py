@@ -300,7 +300,7 @@ def test_check_names_a_server_that_does_not_answer(standing: Cluster) -> None:
     standing.path.write_text(text.replace(url, "http://127.0.0.1:1"))
     done = standing.run("check")
     assert done.exit_code == 1
-    assert done.output == "http://127.0.0.1:1: it does not answer (Connection refused)\n"
+    assert done.output == "http://127.0.0.1:1: does not answer (Connection refused)\n"
 
 
 def test_check_reports_where_the_configuration_and_the_tables_differ(standing: Cluster) -> None:
@@ -315,7 +315,7 @@ def test_check_reports_where_the_configuration_and_the_tables_differ(standing: C
     name = standing.config.name
     assert f"{first}: remote_servers in its configuration has no cluster {name}" in lines
     other = standing.shards[0].urls[1]
-    assert any(line.startswith(f"{other}: it has the same macros as {first}") for line in lines)
+    assert any(line.startswith(f"{other}: has the same macros as {first}") for line in lines)
 
 
 def test_check_names_a_table_whose_deduplication_window_is_too_small(standing: Cluster) -> None:

@@ -152,7 +152,7 @@ async def test_an_engine_that_refuses_the_merge_setting_causes_a_warning_and_no_
             await until_async(refused)
             await pace.close()
         assert [sql.split()[3] for sql in asked] == ["MODIFY", "RESET"]
-        assert "the pace of merges cannot be changed: no" in caplog.text
+        assert "cannot change how many parts are merged: no" in caplog.text
         monkeypatch.undo()
 
 

@@ -573,7 +573,7 @@ async def test_counting_continues_after_the_clock_was_days_ahead(
         rollup = await log.restart()
     else:
         await rollup.count()
-    assert "the clock is 863940 s behind" in caplog.text
+    assert "the clock was set back by 863940 s" in caplog.text
     assert log.floor_ms <= log.now_ms
     await log.append("orders", 300)
     for _ in range(3):
@@ -717,7 +717,7 @@ async def test_a_count_that_the_engine_failed_is_logged_and_tried_again(
     async with asyncio.timeout(LIMIT_S):
         await engine.counted.wait()
     await rollup.close()
-    assert "could not be counted" in caplog.text
+    assert "cannot count the log" in caplog.text
     assert await minutes(log) == [["orders", "12:00", 3, 15, 0, 2]]
 
 

@@ -459,8 +459,8 @@ def test_a_path_without_a_complete_backup_is_not_restored(tmp_path: Path) -> Non
         ("link", "exists: name a directory that does not exist"),
         ("file/backup", "cannot be written: Not a directory"),
         ("/proc/backup", "cannot be written: "),
-        ("data/backup", "is inside of the data directory"),
-        ("into/backup", "is inside of the data directory"),
+        ("data/backup", "is inside the data directory"),
+        ("into/backup", "is inside the data directory"),
         ("x" * 250, "cannot be written: File name too long"),
     ],
 )

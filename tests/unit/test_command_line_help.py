@@ -32,7 +32,7 @@ FLAG_OF_MEANING = {
     "format of the records": "--input-format",
     "Where to start": "--offset",
     "Where a new feed begins": "--offset",
-    "How long to go on": "--timeout",
+    "How long to retry": "--timeout",
     "SQL server": "--http",
     "SQL interface, or the ClickHouse": "--http",
     "Password of": "--password",

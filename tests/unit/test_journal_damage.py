@@ -173,22 +173,22 @@ IN_A_BLOCK = SEGMENT_BYTES // 2
 CASES = {
     "first removed": Case(
         lambda files: files.remove(files.segment(FIRST)),
-        r"000003.journal: it is missing, and the entries from the first to \d+ were in it",
+        r"000003.journal: the file is missing, and the entries from the first to \d+ were in it",
         WITHOUT_FIRST,
     ),
     "second removed": Case(
         lambda files: files.remove(files.segment(4)),
-        r"000004.journal: it is missing, and the entries from \d+ to \d+ were in it",
+        r"000004.journal: the file is missing, and the entries from \d+ to \d+ were in it",
         WITHOUT_SECOND,
     ),
     "last removed": Case(
         lambda files: files.remove(files.segment(LAST)),
-        r"000006.journal: it is missing, and the entries from \d+ on were in it",
+        r"000006.journal: the file is missing, and the entries from \d+ on were in it",
         WITHOUT_LAST,
     ),
-    "all removed": Case(all_removed, "000003.journal: it is missing", ()),
+    "all removed": Case(all_removed, "000003.journal: the file is missing", ()),
     "directory removed": Case(
-        lambda files: shutil.rmtree(files.directory), "000003.journal: it is missing", ()
+        lambda files: shutil.rmtree(files.directory), "000003.journal: the file is missing", ()
     ),
     "first cut": Case(
         lambda files: files.cut(files.segment(FIRST), IN_A_BLOCK),
@@ -201,33 +201,33 @@ CASES = {
         WITHOUT_LAST,
     ),
     "last cut in its head": Case(
-        lambda files: files.cut(files.segment(LAST), 100), "its head is damaged", WITHOUT_LAST
+        lambda files: files.cut(files.segment(LAST), 100), "the head is damaged", WITHOUT_LAST
     ),
     "last emptied": Case(
-        lambda files: files.cut(files.segment(LAST), 0), "it is empty", WITHOUT_LAST
+        lambda files: files.cut(files.segment(LAST), 0), "the file is empty", WITHOUT_LAST
     ),
     "middle emptied": Case(
-        lambda files: files.cut(files.segment(4), 0), "it is empty", WITHOUT_SECOND
+        lambda files: files.cut(files.segment(4), 0), "the file is empty", WITHOUT_SECOND
     ),
     "last zeroed": Case(
         lambda files: files.cut(files.segment(LAST), 0, SEGMENT_BYTES),
-        "its head is damaged",
+        "the head is damaged",
         WITHOUT_LAST,
     ),
     "last zeroed after its head": Case(
         lambda files: files.cut(files.segment(LAST), HEAD_BYTES, SEGMENT_BYTES),
-        "its first entry is damaged",
+        "the first entry is damaged",
         WITHOUT_LAST,
     ),
     "last cut behind its entries": Case(
         lambda files: files.cut(files.segment(LAST), SEGMENT_BYTES - 8)
     ),
-    "bit of a head": Case(lambda files: files.flip(files.segment(4), 40), "its head is damaged"),
+    "bit of a head": Case(lambda files: files.flip(files.segment(4), 40), "the head is damaged"),
     "bit of the size in a head": Case(
-        lambda files: files.flip(files.segment(4), 93), "its head is damaged"
+        lambda files: files.flip(files.segment(4), 93), "the head is damaged"
     ),
     "bit of the head of the first": Case(
-        lambda files: files.flip(files.segment(FIRST), 40), "its head is damaged"
+        lambda files: files.flip(files.segment(FIRST), 40), "the head is damaged"
     ),
     "bit of a block": Case(
         lambda files: files.flip(files.segment(4), IN_A_BLOCK),
@@ -246,14 +246,14 @@ CASES = {
     ),
     "copied over another": Case(
         lambda files: files.copy(files.segment(FIRST), files.segment(4)),
-        "000004.journal: it has what belongs to another segment, 3",
+        "000004.journal: the file has the content of another segment \\(3\\)",
         WITHOUT_SECOND,
     ),
     "of another journal": Case(
         lambda files: files.copy(
             files.of_another_journal("000000000004.journal"), files.segment(4)
         ),
-        "000004.journal: it has what belongs to another",
+        "000004.journal: the file has the content of another",
         WITHOUT_SECOND,
     ),
     "a directory": Case(made_a_directory, "cannot be read: .*000004.journal: Is a directory", ()),
@@ -264,10 +264,10 @@ CASES = {
     "id removed": Case(lambda files: files.remove(files.directory / "id")),
     "id damaged": Case(lambda files: files.cut(files.directory / "id", 3)),
     "register removed": Case(
-        lambda files: files.remove(files.register), "journal.segments: it has disappeared"
+        lambda files: files.remove(files.register), "journal.segments: the file is missing"
     ),
     "register emptied": Case(
-        lambda files: files.cut(files.register, 0), "journal.segments: it has no whole record"
+        lambda files: files.cut(files.register, 0), "journal.segments: the file has no valid record"
     ),
     "register cut": Case(lambda files: files.cut(files.register, RECORD_BYTES)),
     "bit of one record of the register": Case(lambda files: files.flip(files.register, 50)),
@@ -275,7 +275,7 @@ CASES = {
     "register earlier": Case(lambda files: files.copy(files.earlier_register, files.register)),
     "register of another journal": Case(
         lambda files: files.copy(files.of_another_journal("journal.segments"), files.register),
-        "journal.segments: it is not that of the journal",
+        "journal.segments: the file is not of the journal",
     ),
 }
 
@@ -375,7 +375,7 @@ def test_a_journal_of_an_older_version_is_read_after_one_that_was_drained_and_re
     shutil.rmtree(directory)
     shutil.copytree(older, directory)
     if not drained:
-        with pytest.raises(DamagedJournal, match="it is not that of the journal"):
+        with pytest.raises(DamagedJournal, match="the file is not of the journal"):
             read_journal(directory)
         return
     assert texts(directory) == ["of the older version"]

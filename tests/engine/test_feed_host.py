@@ -11,9 +11,10 @@ import pytest
 
 from broker.feeds.groups import FeedGroups
 from broker.feeds.host import FeedHost, FeedPartition, FeedSessions, embedded_store
-from broker.leadership import BrokerEndpoint, SingleBroker
+from broker.leadership import BrokerEndpoint
 from broker.slots.groups import SlotGroups
-from coordinator.slots import EMBEDDED, ServedSlots
+from broker.slots.leadership import SlotLeadership
+from coordinator.slots import ServedSlots
 from feeds.blocks import Phase
 from feeds.feeder import PartitionFeeder
 from feeds.progress import FeedProgress
@@ -22,7 +23,7 @@ from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError
 from storage.registry import TableRegistry
 from storage.row_lane import RowLane
-from storage.slot_map import Slot
+from storage.slot_map import EMBEDDED, Slot
 from tests.support.feed_tables import FEED, SOURCE, TOPIC_ID, FeedTables
 from tests.support.journal_engine import journal_of
 
@@ -80,7 +81,7 @@ async def single(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[Single
     async with journal_of(engine) as journaled:
         rows = RowLane(journaled, 0, uuid4())
         rows.start()
-        leadership = SingleBroker(BrokerEndpoint(1, "localhost", 9092))
+        leadership = SlotLeadership.alone(BrokerEndpoint(1, "localhost", 9092))
         groups = FeedGroups("this broker", SlotGroups(ServedSlots.alone(), {}), leadership)
         host = FeedHost(
             TableRegistry(journaled),

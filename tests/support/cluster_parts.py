@@ -15,7 +15,6 @@ from common.clock import wall_ms
 from storage.engine import Engine
 from storage.registry import Versioned
 from storage.slot_map import SlotMap
-from tests.support.embedded_topics import at_once
 from tests.support.shared_catalog import MemoryRegistry
 
 TTL_MS = 9_000_000
@@ -56,6 +55,10 @@ def begin_session(session: OwnSession, session_id: int, *shards: str) -> Tenure:
     session.tenure = Tenure(view, row, at, SessionLease(TTL_MS, view.now_ms()), row)
     session.has_begun.set()
     return session.tenure
+
+
+async def at_once() -> None:
+    """No block is in flight."""
 
 
 class DeletedTopics:

@@ -14,11 +14,8 @@ from broker.topic_store import TopicShard, TopicTable
 from broker.topics import TopicCatalog
 from storage.engine import Engine
 from tests.support.alone import all_logs
+from tests.support.cluster_parts import at_once
 from tests.support.waiting import LIMIT_S
-
-
-async def at_once() -> None:
-    """No block is in flight."""
 
 
 async def no_offsets(topic: str, topic_id: UUID) -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from broker.cluster import slot_logs as slot_logs_module
+from broker.slots import slot_logs as slot_logs_module
 from broker.log import epoch_table
 from broker.log.epoch_table import begin_epochs
 from broker.log.partition import PartitionLog

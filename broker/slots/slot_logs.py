@@ -271,12 +271,12 @@ class SlotLogs(OpenLogs):
         """The row lane of every shard that may have rows of it. Raises `EngineError`."""
         return [host.rows for host in self.hosts(partition)]
 
-    def hosts(self, partition: PartitionLog) -> list[ShardHost]:
+    def hosts(self, partition: PartitionLog) -> Sequence[ShardHost]:
         """Each shard that may have rows, once: a slot may return to an earlier shard."""
         hosts = self._hosts_of.get(partition)
         if hosts is None:
             raise EngineError(f"this broker does not lead {partition}")
-        return list(dict.fromkeys(hosts))
+        return hosts if len(hosts) == 1 else list(dict.fromkeys(hosts))
 
 
 def _each_once(hosts: Sequence[ShardHost]) -> Sequence[ShardHost]:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import click
 
-from broker import config_sources
 from broker.cli.settings import (
     WrongSettings,
     config_file_option,
@@ -23,7 +22,8 @@ from broker.cli.settings import (
     settings_errors,
 )
 from broker.cluster.config import load_cluster
-from broker.config import Settings
+from broker.settings import config_sources
+from broker.settings.config import Settings
 from storage.backup_files import SUMS, BackupError, BackupInfo
 from storage.data_directory import keep_files_private
 

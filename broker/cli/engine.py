@@ -2,9 +2,9 @@
 
 import click
 
-from broker import config, config_sources
 from broker.cli.options import to_addresses
 from broker.cli.settings import settings_errors
+from broker.settings import config, config_sources
 from common.address import Address
 from storage.data_directory import keep_files_private
 

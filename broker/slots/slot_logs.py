@@ -29,8 +29,8 @@ from broker.log.topic import Topic
 from broker.log.transaction_recovery import recover_transactions
 from broker.log.transaction_tables import begun_rows
 from broker.log.write_lease import AWAY_AFTER_MS
-from broker.producer_ids import ProducerIds
 from broker.slots.shard_host import ShardHost, ShardHosts
+from broker.transactions.producer_ids import ProducerIds
 from common.counted_lines import counted
 from common.tasks import in_turns
 from coordinator.slots import ServedSlots

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from broker.config import Settings
+from broker.settings.config import Settings
 from sql.http.access import Role
 from sql.http.block_connections import EngineListeners
 from sql.http.handles import StatementContext

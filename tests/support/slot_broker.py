@@ -6,13 +6,13 @@ import asyncio
 
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import TopicRegistry
-from broker.config import Settings
 from broker.log.tail_cache import TailCache
-from broker.producer_ids import ProducerIds
+from broker.settings.config import Settings
 from broker.slots.shard_host import ShardHost, ShardHosts
 from broker.slots.slot_logs import SlotLogs
 from broker.slots.transactions import SlotTransactions
-from broker.topics import TopicCatalog
+from broker.topics.catalog import TopicCatalog
+from broker.transactions.producer_ids import ProducerIds
 from broker.wiring import decompressions
 from coordinator.slots import ServedSlots
 from storage.engine import Engine

@@ -35,8 +35,8 @@ from broker.slots.transactions import (
     MarkersHere,
     SlotTransactions,
 )
-from broker.transaction_checks import TransactionChecks
-from broker.transaction_markers import MarkerWriter
+from broker.transactions.transaction_checks import TransactionChecks
+from broker.transactions.transaction_markers import MarkerWriter
 from common.clock import Clock
 from coordinator.hosted_transactions import HostedTransactions
 from coordinator.slots import ServedSlots

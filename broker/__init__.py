@@ -1,9 +1,9 @@
 """The Kafka server: one broker process, alone or one of a cluster.
 
 * server.py starts and stops it (start_error.py: what prevents a start); single.py builds it on the
-  embedded engine, cluster/node.py on shards; wiring.py has the parts that both build alike; node.py
+  embedded engine, cluster/node.py on shards; from_settings.py makes parts that both need; node.py
   is what request handlers reach.
-* control.py: the socket that `brokerhouse backup` connects to.
+* backup_socket.py: the socket that `brokerhouse backup` connects to.
 * leadership.py: brokers and leaders, as clients see them; led_partitions.py: the log of a
   partition, or NOT_LEADER_OR_FOLLOWER.
 * memory.py: what requests and responses hold; fetch_sessions.py.

@@ -21,7 +21,7 @@ from broker.led_partitions import LedPartitions
 from broker.log.block import Appending
 from broker.log.log_starts import LogStarts
 from broker.log.reader import ColdReader
-from broker.log.refused import RefusedBatches
+from broker.log.refused_batches import RefusedBatches
 from broker.log.row_sources import RowSources
 from broker.memory import InFlight, ResponseMemory
 from broker.monitoring.families import MetricSource

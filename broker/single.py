@@ -20,10 +20,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from uuid import uuid4
 
-from broker.control import ControlSocket
+from broker.backup_socket import ControlSocket
 from broker.feeds.groups import FeedGroups, feeding_instance
 from broker.feeds.host import FedLogs, FeedHost, embedded_store
 from broker.feeds.running import TableFeeds
+from broker.from_settings import (
+    decompressions,
+    journal_limits,
+    transaction_coordinator,
+)
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
 from broker.log.producer_states import ProducerStates, ProducerStateSweep
@@ -61,11 +66,6 @@ from broker.topics.topic_cleanup import TopicCleanup
 from broker.topics.topic_store import TopicTable
 from broker.transactions.producer_ids import ProducerIds
 from broker.transactions.transaction_markers import MarkerWriter
-from broker.wiring import (
-    decompressions,
-    journal_limits,
-    transaction_coordinator,
-)
 from common.clock import wall_ms
 from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
 from coordinator.slots import ServedSlots

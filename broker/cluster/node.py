@@ -28,6 +28,7 @@ from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
 from broker.feeds.groups import FeedGroups, feeding_instance
 from broker.feeds.host import FedLogs, FeedHost
 from broker.feeds.running import TableFeeds
+from broker.from_settings import decompressions, transaction_coordinator
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
 from broker.log.producer_states import ProducerStates
@@ -62,7 +63,6 @@ from broker.topics.topic_cleanup import TopicCleanup
 from broker.topics.watched_topics import topic_watch
 from broker.transactions.producer_ids import ProducerIds
 from broker.transactions.transaction_markers import MarkerWriter
-from broker.wiring import decompressions, transaction_coordinator
 from common.clock import wall_ms
 from common.tasks import Periodic
 from coordinator.slots import ServedSlots

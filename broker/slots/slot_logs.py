@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from broker.log.block import PendingAppend
 from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
-from broker.log.ends import log_ends
 from broker.log.epoch_table import begin_epochs, first_epochs
+from broker.log.log_ends import log_ends
 from broker.log.open_logs import OpenLogs, Partition
 from broker.log.partition import PartitionLog
 from broker.log.row_sources import RowSource, source_of_offset

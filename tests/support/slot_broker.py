@@ -6,6 +6,7 @@ import asyncio
 
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import TopicRegistry
+from broker.from_settings import decompressions
 from broker.log.tail_cache import TailCache
 from broker.settings.config import Settings
 from broker.slots.shard_host import ShardHost, ShardHosts
@@ -13,7 +14,6 @@ from broker.slots.slot_logs import SlotLogs
 from broker.slots.transactions import SlotTransactions
 from broker.topics.catalog import TopicCatalog
 from broker.transactions.producer_ids import ProducerIds
-from broker.wiring import decompressions
 from coordinator.slots import ServedSlots
 from storage.engine import Engine
 from storage.registry import Versioned

@@ -10,7 +10,7 @@ from uuid import UUID
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
 from broker.offsets_topic.offsets_topic import OffsetsTopic
-from broker.topics import TopicCatalog
+from broker.topics.catalog import TopicCatalog
 from protocol.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 
 

@@ -15,32 +15,32 @@ from typing import Protocol
 
 from aiohttp import web
 
-from broker.admin_store import AdminStore
-from broker.auto_creation import AutoCreation
-from broker.client_quotas import ClientQuotas
-from broker.config import Settings
-from broker.dynamic_settings import DynamicSettings
-from broker.encoded_topics import EncodedTopics
 from broker.fetch_sessions import FetchSessions
 from broker.leadership import BrokerEndpoint
 from broker.led_partitions import LedPartitions
 from broker.log.block import Appending
 from broker.log.log_starts import LogStarts
 from broker.log.reader import ColdReader
-from broker.log.refused import RefusedBatches
+from broker.log.refused_batches import RefusedBatches
 from broker.log.row_sources import RowSources
 from broker.memory import InFlight, ResponseMemory
 from broker.monitoring.families import MetricSource
+from broker.monitoring.request_counts import FetchedCounts, RequestCounts
 from broker.offsets_topic.offsets_topic import OffsetsTopic
-from broker.producer_ids import ProducerIds
-from broker.request_counts import FetchedCounts, RequestCounts
+from broker.settings.admin_store import AdminStore
+from broker.settings.client_quotas import ClientQuotas
+from broker.settings.config import Settings
+from broker.settings.dynamic_settings import DynamicSettings
+from broker.settings.stored_configs import Configs, StoredConfigs
 from broker.slots.groups import SlotGroups
 from broker.slots.leadership import SlotLeadership
 from broker.slots.transactions import CoordinatorCalls, SlotTransactions
-from broker.stored_configs import Configs, StoredConfigs
-from broker.topics import TopicCatalog
-from broker.transaction_checks import TransactionChecks
-from broker.transaction_markers import MarkerWriter
+from broker.topics.auto_creation import AutoCreation
+from broker.topics.catalog import TopicCatalog
+from broker.topics.encoded_topics import EncodedTopics
+from broker.transactions.producer_ids import ProducerIds
+from broker.transactions.transaction_checks import TransactionChecks
+from broker.transactions.transaction_markers import MarkerWriter
 from common.logging import set_level
 
 
@@ -114,7 +114,7 @@ class Broker:
 
     @property
     def settings(self) -> Settings:
-        """As they are now: some change while the broker runs (broker/dynamic_settings.py)."""
+        """As they are now: some change while the broker runs (settings/dynamic_settings.py)."""
         return self.dynamic_settings.current
 
     async def load_stored_configs(self) -> None:

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 import uvloop
 from aiohttp import web
 
-from broker.config import Settings, limits_of_this_machine
-from broker.connection import Connections
 from broker.leadership import BrokerEndpoint
-from broker.listener import KafkaListener, ListenError, reason
 from broker.monitoring.families import MetricSource
 from broker.monitoring.health import Health
 from broker.monitoring.pages import MonitoringPages
 from broker.monitoring.process import LoopDelay, ProcessMetrics
 from broker.monitoring.requests import RequestMetrics
 from broker.monitoring.scrape import Scraper
+from broker.net.connection import Connections
+from broker.net.listener import KafkaListener, ListenError, reason
 from broker.node import BrokerRuntime
+from broker.settings.config import Settings, limits_of_this_machine
 from broker.single import open_engine, open_single
 from broker.start_error import StartError
 from common.address import parse_address

@@ -20,12 +20,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from uuid import uuid4
 
-from broker.admin_store import AdminStore
-from broker.config import Settings, schema_registry_url
-from broker.control import ControlSocket
+from broker.backup_socket import ControlSocket
 from broker.feeds.groups import FeedGroups, feeding_instance
 from broker.feeds.host import FedLogs, FeedHost, embedded_store
 from broker.feeds.running import TableFeeds
+from broker.from_settings import (
+    decompressions,
+    journal_limits,
+    transaction_coordinator,
+)
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
 from broker.log.producer_states import ProducerStates, ProducerStateSweep
@@ -44,7 +47,9 @@ from broker.monitoring.groups import GroupMetrics
 from broker.monitoring.logs import LaneSource, LogMetrics
 from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
-from broker.producer_ids import ProducerIds
+from broker.settings.admin_store import AdminStore
+from broker.settings.config import Settings, schema_registry_url
+from broker.settings.stored_configs import StoredConfigs
 from broker.slots.groups import SlotGroups
 from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
@@ -56,16 +61,11 @@ from broker.slots.transactions import (
     MarkersHere,
     SlotTransactions,
 )
-from broker.stored_configs import StoredConfigs
-from broker.topic_cleanup import TopicCleanup
-from broker.topic_store import TopicTable
-from broker.topics import TopicCatalog
-from broker.transaction_markers import MarkerWriter
-from broker.wiring import (
-    decompressions,
-    journal_limits,
-    transaction_coordinator,
-)
+from broker.topics.catalog import TopicCatalog
+from broker.topics.topic_cleanup import TopicCleanup
+from broker.topics.topic_store import TopicTable
+from broker.transactions.producer_ids import ProducerIds
+from broker.transactions.transaction_markers import MarkerWriter
 from common.clock import wall_ms
 from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
 from coordinator.slots import ServedSlots

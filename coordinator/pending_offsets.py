@@ -7,7 +7,7 @@ clients that ask for stable offsets have to wait (KIP-447).
 
 When the coordinator has confirmed that a group is part of a transaction, the confirmation is in
 `verifying` until the row is stored. The end of the transaction removes it
-(broker/transaction_checks.py).
+(broker/transactions/transaction_checks.py).
 """
 
 from __future__ import annotations

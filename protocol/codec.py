@@ -6,8 +6,9 @@ The header is not decoded by kafka-python, which copies the whole frame for it. 
 refused if a length inside it reaches beyond its end. Bytes after the last field are ignored, as in
 Kafka (librdkafka 2.16 sends three of them in some Metadata requests).
 
-A key or version that is not served is refused here (`MalformedRequest`), and broker/connection.py
-closes the connection. Only ApiVersions in an unknown version is answered (KIP-511).
+A key or version that is not served is refused here (`MalformedRequest`), and
+broker/net/connection.py closes the connection. Only ApiVersions in an unknown version is answered
+(KIP-511).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kafka error codes and the exceptions that carry them.
 
 A handler raises one of these where the fact is known; it becomes a response in one place
-(`broker/api/` for a partition or topic, `broker/connection.py` for a whole request).
+(`broker/api/` for a partition or topic, `broker/net/connection.py` for a whole request).
 Codes and names are Kafka's (https://kafka.apache.org/protocol#protocol_error_codes); only those
 that this broker answers with are listed. Kafka's name of an error stands beside its code. To find
 where the broker raises an error, search for its class: `git grep NotLeaderOrFollower`.

@@ -1,7 +1,7 @@
 """What a config is: name, type, default, allowed values, what it does; and how a value is parsed.
 
-Topic configs (storage/topic_configs.py) and those of other resources (broker/resource_configs.py)
-are tables of `ConfigDefinition`.
+Topic configs (storage/topic_configs.py) and those of other resources
+(broker/settings/resource_configs.py) are tables of `ConfigDefinition`.
 """
 
 import re

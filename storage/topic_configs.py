@@ -2,8 +2,8 @@
 
 A topic stores only the configs that somebody set (its overrides), as text, exactly as they were
 sent. Every other config has the default given here, or the one that a broker's settings give it
-(broker/effective_configs.py). `check` runs before an override is stored, so a stored override
-always parses.
+(broker/settings/effective_configs.py). `check` runs before an override is stored, so a stored
+override always parses.
 
 It is in storage because the broker and the Spark jobs both read stored configs
 (spark_jobs/compaction_targets.py), and Spark jobs import nothing of the broker.

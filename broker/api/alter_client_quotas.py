@@ -20,7 +20,7 @@ from kafka.protocol.admin import AlterClientQuotasRequest, AlterClientQuotasResp
 
 from broker.api.context import Api, RequestContext
 from broker.api.refusals import REFUSALS, as_kafka_error
-from broker.client_quotas import IP, Entity, check_value, entity_of
+from broker.settings.client_quotas import IP, Entity, check_value, entity_of
 from protocol.errors import InvalidRequest, KafkaError
 
 _Entry = AlterClientQuotasResponse.EntryData

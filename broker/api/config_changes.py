@@ -2,8 +2,8 @@
 
 Each resource of a request succeeds or fails by itself. The configs of a broker are its settings; an
 empty name stands for all brokers. Most settings are read once, at the start: a change of them is
-refused, and the error names them and says what to do (broker/dynamic_settings.py). Configs of
-groups and client metrics are stored and have no effect. Levels of loggers last until a restart.
+refused, and the error names them and says what to do (broker/settings/dynamic_settings.py). Configs
+of groups and client metrics are stored and have no effect. Levels of loggers last until a restart.
 
 Errors of a resource: UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION, INVALID_CONFIG,
 INVALID_REQUEST (named twice, a config without a value, a setting that cannot change, another
@@ -20,7 +20,6 @@ from enum import IntEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from broker import topic_names
 from broker.api import loggers
 from broker.api.config_resources import (
     ResourceType,
@@ -31,10 +30,11 @@ from broker.api.config_resources import (
 from broker.api.context import RequestContext
 from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import find_topic
-from broker.dynamic_settings import STORED_CONFIGS, check_can_change
-from broker.effective_configs import default_text
-from broker.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS
-from broker.topics import TopicCatalog
+from broker.settings.dynamic_settings import STORED_CONFIGS, check_can_change
+from broker.settings.effective_configs import default_text
+from broker.settings.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS
+from broker.topics import topic_names
+from broker.topics.catalog import TopicCatalog
 from protocol.errors import InvalidConfig, InvalidRequest, KafkaError
 from storage import topic_configs
 from storage.config_definitions import ConfigDefinition, ConfigType

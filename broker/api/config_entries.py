@@ -1,9 +1,9 @@
 """Configs as DescribeConfigs and CreateTopics show them: value, source, synonyms.
 
 Topic configs come from `storage/topic_configs.py`, those of groups and client metrics from
-`broker/resource_configs.py`. Broker configs are the settings. A setting that Kafka has too is shown
-under Kafka's name, any other as `brokerhouse.<setting>`, so that an admin tool shows every setting
-of this broker. Those that cannot change while it runs are read-only.
+`broker/settings/resource_configs.py`. Broker configs are the settings. A setting that Kafka has too
+is shown under Kafka's name, any other as `brokerhouse.<setting>`, so that an admin tool shows every
+setting of this broker. Those that cannot change while it runs are read-only.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from broker.api import loggers
-from broker.config import Settings, as_text
-from broker.dynamic_settings import STORED_CONFIGS, can_change, names_of
-from broker.effective_configs import default_text
-from broker.kafka_configs import KAFKA_CONFIGS
 from broker.node import Broker
-from broker.stored_configs import ALL_BROKERS, BROKER
+from broker.settings.config import Settings, as_text
+from broker.settings.dynamic_settings import STORED_CONFIGS, can_change, names_of
+from broker.settings.effective_configs import default_text
+from broker.settings.kafka_configs import KAFKA_CONFIGS
+from broker.settings.stored_configs import ALL_BROKERS, BROKER
 from storage.config_definitions import ConfigDefinition, ConfigType
 from storage.topic_configs import TOPIC_CONFIGS
 

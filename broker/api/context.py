@@ -14,7 +14,7 @@ from broker.leadership import NO_NODE, BrokerEndpoint, Leader
 from broker.log.block import Sender
 from broker.log.topic import Topic
 from broker.memory import ResponseCharge
-from broker.named_addresses import DEFAULT_LISTENER
+from broker.net.named_addresses import DEFAULT_LISTENER
 from broker.node import Broker
 from coordinator.messages import Client
 from protocol._request_head import RequestHeader

@@ -24,7 +24,7 @@ from broker.api.new_topics import check_replicas
 from broker.api.refusals import REFUSALS, Refusal, as_kafka_error, in_time
 from broker.api.topic_lookup import find_topic
 from broker.log.topic import Topic
-from broker.topics import MAX_NEW_PARTITIONS, Outcome
+from broker.topics.catalog import MAX_NEW_PARTITIONS, Outcome
 from protocol.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,

@@ -30,7 +30,7 @@ from broker.api.new_topics import check_new_name, check_replicas
 from broker.api.refusals import REFUSALS, as_kafka_error, in_time
 from broker.api.topic_lookup import NO_ID
 from broker.log.topic import Topic
-from broker.topics import MAX_NEW_PARTITIONS, NewTopic, Outcome
+from broker.topics.catalog import MAX_NEW_PARTITIONS, NewTopic, Outcome
 from common.tasks import in_turns
 from protocol.errors import (
     InvalidConfig,

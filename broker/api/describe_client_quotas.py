@@ -14,7 +14,7 @@ from kafka.protocol.admin import DescribeClientQuotasRequest, DescribeClientQuot
 
 from broker.api.context import Api, RequestContext
 from broker.api.refusals import REFUSALS, as_kafka_error
-from broker.client_quotas import filter_of
+from broker.settings.client_quotas import filter_of
 
 _Entry = DescribeClientQuotasResponse.EntryData
 

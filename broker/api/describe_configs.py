@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 
-from broker import topic_names
 from broker.api.config_entries import (
     ConfigEntry,
     Source,
@@ -32,7 +31,8 @@ from broker.api.config_resources import (
 from broker.api.context import Api, RequestContext
 from broker.api.refusals import REFUSALS, as_kafka_error
 from broker.api.topic_lookup import find_readable_topic
-from broker.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS
+from broker.settings.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS
+from broker.topics import topic_names
 
 
 async def describe_configs(

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from kafka.protocol.admin import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
 
-from broker import topic_names
 from broker.api.context import Api, RequestContext
 from broker.api.described_partitions import described_partitions, described_topic
 from broker.api.operations import TOPIC_OPERATIONS
 from broker.api.topic_lookup import NO_ID, readable_topic, readable_topics
 from broker.log.topic import Topic
+from broker.topics import topic_names
 from protocol.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
 
 PARTITIONS_PER_PAGE = 2000

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from broker import topic_names
 from broker.leadership import NO_NODE, Leader
 from broker.log.topic import Topic
+from broker.topics import topic_names
 from protocol.errors import LeaderNotAvailable
 
 TopicRow = TypeVar("TopicRow")

@@ -44,8 +44,8 @@ from broker.log.leader_epochs import NO_END, EpochEnd
 from broker.log.partition import PartitionLog
 from broker.log.transactions import AbortedTransaction
 from broker.memory import ResponseCharge, ResponseMemory, cost
+from broker.monitoring.request_counts import FetchedCounts
 from broker.node import Broker
-from broker.request_counts import FetchedCounts
 from protocol.batches import base_offset, end_offset, record_count
 from protocol.errors import (
     KafkaError,

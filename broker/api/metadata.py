@@ -5,10 +5,10 @@
     v9 flexible; v10 topic ids in answers; v11 cluster operations are left to DescribeCluster
     v12 topics may be named by id; v13 error code for the whole answer
 
-A topic that is created because the client asks for it is in the same answer, with its leader, if
-it is created in time (broker/auto_creation.py). Otherwise it is unknown, as in Kafka, and the
-client asks again. `__consumer_offsets` is in every list of all topics, as an internal one. A
-broker that is left alone names those that were alive lately, too (`SlotLeadership.contacts`).
+A topic that is created because the client asks for it is in the same answer, with its leader, if it
+is created in time (broker/topics/auto_creation.py). Otherwise it is unknown, as in Kafka, and the
+client asks again. `__consumer_offsets` is in every list of all topics, as an internal one. A broker
+that is left alone names those that were alive lately, too (`SlotLeadership.contacts`).
 
 Errors of a topic: UNKNOWN_TOPIC_OR_PARTITION (also while it is being created, and if it cannot be),
 UNKNOWN_TOPIC_ID, INVALID_TOPIC_EXCEPTION, INVALID_REQUEST (by id before version 12, or a reserved
@@ -23,16 +23,16 @@ from uuid import UUID
 
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
-from broker import topic_names
 from broker.api.context import Api, RequestContext
 from broker.api.described_partitions import described_partitions, described_topic
 from broker.api.new_topics import check_new_name
 from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from broker.api.topic_lookup import NO_ID, find_topic, readable_topic, readable_topics
-from broker.encoded_topics import Kind
 from broker.leadership import Leader
 from broker.log.topic import Topic
-from broker.topics import MAX_NEW_PARTITIONS
+from broker.topics import topic_names
+from broker.topics.catalog import MAX_NEW_PARTITIONS
+from broker.topics.encoded_topics import Kind
 from common.tasks import in_turns
 from protocol.errors import InvalidRequest, KafkaError, UnknownTopicId
 from protocol.response_bodies import encoded_topic, metadata_body

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker import topic_names
 from broker.api.context import RequestContext
+from broker.topics import topic_names
 from protocol.errors import (
     InvalidReplicaAssignment,
     InvalidRequest,

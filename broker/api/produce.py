@@ -9,7 +9,7 @@ ApiVersions lists versions 0 to 2 as well, although none of them is answered. li
 looked for them to find out what a broker can do, so Kafka 4 still lists them (KAFKA-18659).
 
 Each partition of a request succeeds or fails by itself. The batches of a request are queued for the
-log before this handler first waits: `broker/connection.py` relies on that to keep a producer's
+log before this handler first waits: `broker/net/connection.py` relies on that to keep a producer's
 order.
 
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, NOT_LEADER_OR_FOLLOWER,

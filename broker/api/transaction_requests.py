@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker import topic_names
 from broker.api.context import RequestContext
+from broker.topics import topic_names
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.transaction_states import Member, offsets_member
 from protocol.errors import (

@@ -19,7 +19,7 @@ from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersRespo
 
 from broker.api.context import Api, RequestContext
 from broker.api.topic_lookup import find_topic
-from broker.transaction_markers import Marker
+from broker.transactions.transaction_markers import Marker
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.transaction_states import Producer
 from protocol.errors import KafkaError, KafkaStorageError

@@ -1,7 +1,7 @@
 """`brokerhouse backup` and `brokerhouse restore`: a single broker's data directory.
 
 A running broker makes its backup itself, because only one process can use the directory
-(broker/control.py). If none runs, the command opens the directory.
+(broker/backup_socket.py). If none runs, the command opens the directory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import click
 
-from broker import config_sources
 from broker.cli.settings import (
     WrongSettings,
     config_file_option,
@@ -23,7 +22,8 @@ from broker.cli.settings import (
     settings_errors,
 )
 from broker.cluster.config import load_cluster
-from broker.config import Settings
+from broker.settings import config_sources
+from broker.settings.config import Settings
 from storage.backup_files import SUMS, BackupError, BackupInfo
 from storage.data_directory import keep_files_private
 
@@ -80,7 +80,7 @@ def restore(source: Path, data_dir: str | None, config_file: Path | None) -> Non
 
 async def _made(settings: Settings, destination: Path) -> BackupInfo:
     """By the broker that runs, or here."""
-    from broker.control import NoBroker, ask_for_backup
+    from broker.backup_socket import NoBroker, ask_for_backup
 
     with suppress(NoBroker):
         info = await ask_for_backup(settings.data_dir, destination)

@@ -21,7 +21,7 @@ from broker.cli.settings import WrongSettings, settings_errors
 from broker.cluster.config import ClusterConfig, load_cluster, parse_slots
 from broker.cluster.leases import BrokerSession
 from broker.cluster.registry_view import SESSION_PREFIX
-from broker.config_sources import CONFIG_FILE_ENV
+from broker.settings.config_sources import CONFIG_FILE_ENV
 from common.address import Address
 from common.console import console, new_table
 from storage.engine import EngineError

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker import config_sources
 from broker.cli.options import json_option, print_json
 from broker.cli.settings import config_file_option, load_settings
-from broker.config import Settings
-from broker.config_sources import SettingRow
+from broker.settings import config_sources
+from broker.settings.config import Settings
+from broker.settings.config_sources import SettingRow
 from common.console import console, new_table
 
 if TYPE_CHECKING:

@@ -2,9 +2,9 @@
 
 import click
 
-from broker import config, config_sources
 from broker.cli.options import to_addresses
 from broker.cli.settings import settings_errors
+from broker.settings import config, config_sources
 from common.address import Address
 from storage.data_directory import keep_files_private
 
@@ -93,7 +93,7 @@ def engine(
         settings = config_sources.load(flags).settings
         config.prepare_data_dir(settings)
 
-    from broker.wiring import journal_limits
+    from broker.from_settings import journal_limits
     from common.logging import log_to_stderr
     from sql.http import engine_server
     from storage.embedded import ClusterPlace

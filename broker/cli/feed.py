@@ -11,7 +11,7 @@ from broker.cli.settings import (
     settings_errors,
 )
 from broker.cluster.config import load_cluster
-from broker.config_sources import config_file_of_environment
+from broker.settings.config_sources import config_file_of_environment
 
 
 @click.command()

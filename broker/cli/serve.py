@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import SecretStr
 
-from broker import config, config_sources
 from broker.cli.settings import config_file_option, load_settings, settings_errors
-from broker.config import Settings
+from broker.settings import config, config_sources
+from broker.settings.config import Settings
 from common.process import collect_no_garbage_yet
 from common.text_table import read_lists
 from storage.chdb_library import load_library

@@ -27,8 +27,8 @@ from pydantic import (
     model_validator,
 )
 
-from broker.config import ConfigError
-from broker.config_sources import CLICKHOUSE_PASSWORD_ENV, advice, read_toml
+from broker.settings.config import ConfigError
+from broker.settings.config_sources import CLICKHOUSE_PASSWORD_ENV, advice, read_toml
 from storage.slot_map import SlotMap
 
 MAX_SLOTS = 4096

@@ -24,11 +24,11 @@ from broker.cluster.config import ClusterConfig
 from broker.cluster.feeds import shard_store
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.servers import layout, registry_of, single_servers
-from broker.config import Settings, schema_registry_url
 from broker.feeds.groups import FeedGroups
 from broker.feeds.host import FeedHost, FeedPartition
 from broker.feeds.running import TableFeeds
 from broker.leadership import BrokerEndpoint
+from broker.settings.config import Settings, schema_registry_url
 from broker.slots.groups import SlotGroups
 from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers

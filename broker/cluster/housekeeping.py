@@ -4,7 +4,7 @@ The owner of a shard's first slot is the shard's housekeeping broker. It writes 
 `topic_versions` where another broker could not, counts the log into `partition_minutes`
 (broker/log/rollup.py), and deletes rows below the start of their log (broker/log/sweep.py). Where a
 log starts is decided by the owner of its slot. The owner of slot 0 removes the rows of deleted
-topics (broker/topic_cleanup.py), once every broker has read that they are deleted.
+topics (broker/topics/topic_cleanup.py), once every broker has read that they are deleted.
 
 Two brokers may do this at the same time for a moment, while slots change hands: it does no harm to
 do any of these tasks twice.
@@ -26,8 +26,8 @@ from broker.log.rollup import NotYet, PartRows, Rollup
 from broker.log.sweep import Sweep
 from broker.log.transaction_tables import TransactionSweep
 from broker.slots.shard_host import ShardHost, ShardHosts
-from broker.topic_store import store_versions
-from broker.watched_topics import WatchedTopics
+from broker.topics.topic_store import store_versions
+from broker.topics.watched_topics import WatchedTopics
 from common.clock import wall_ms
 from common.tasks import Periodic
 from sql.queries import query

@@ -21,7 +21,7 @@ from enum import StrEnum
 from fractions import Fraction
 from hashlib import blake2b
 
-from broker.named_addresses import NamedAddress
+from broker.net.named_addresses import NamedAddress
 from storage.registry_values import MalformedState, count_of, name_of, object_of, shortened, text_of
 from storage.slot_map import NOBODY, Slot, SlotMap
 

@@ -15,8 +15,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TypeVar
 
-from broker import stored_configs
-from broker.admin_store import AdminStore
 from broker.cluster.config import ClusterConfig
 from broker.cluster.feeds import shard_store
 from broker.cluster.housekeeping import Housekeeping, all_have_read, is_topic_housekeeper
@@ -27,10 +25,10 @@ from broker.cluster.servers import hear_together, layout, migrate, registry_of, 
 from broker.cluster.session import OwnSession
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
-from broker.config import Settings, schema_registry_url
 from broker.feeds.groups import FeedGroups, feeding_instance
 from broker.feeds.host import FedLogs, FeedHost
 from broker.feeds.running import TableFeeds
+from broker.from_settings import decompressions, transaction_coordinator
 from broker.leadership import BrokerEndpoint
 from broker.log.log_starts import LogStarts
 from broker.log.producer_states import ProducerStates
@@ -44,7 +42,10 @@ from broker.monitoring.logs import LaneSource, LogMetrics
 from broker.monitoring.pages import bare_application
 from broker.monitoring.transactions import TransactionMetrics
 from broker.node import Broker, Parts, Transactions
-from broker.producer_ids import ProducerIds
+from broker.settings import stored_configs
+from broker.settings.admin_store import AdminStore
+from broker.settings.config import Settings, schema_registry_url
+from broker.settings.stored_configs import ConfigWatch, StoredConfigs
 from broker.single import cluster_id
 from broker.slots.groups import SlotGroups
 from broker.slots.leadership import SlotLeadership
@@ -57,12 +58,11 @@ from broker.slots.transactions import (
     MarkersHere,
     SlotTransactions,
 )
-from broker.stored_configs import ConfigWatch, StoredConfigs
-from broker.topic_cleanup import TopicCleanup
-from broker.topics import TopicCatalog
-from broker.transaction_markers import MarkerWriter
-from broker.watched_topics import topic_watch
-from broker.wiring import decompressions, transaction_coordinator
+from broker.topics.catalog import TopicCatalog
+from broker.topics.topic_cleanup import TopicCleanup
+from broker.topics.watched_topics import topic_watch
+from broker.transactions.producer_ids import ProducerIds
+from broker.transactions.transaction_markers import MarkerWriter
 from common.clock import wall_ms
 from common.tasks import Periodic
 from coordinator.slots import ServedSlots

@@ -21,7 +21,7 @@ from broker.log.partition import PartitionLog
 from broker.slots.shard_host import ShardHosts
 from broker.slots.slot_logs import SlotLogs
 from broker.slots.transactions import SlotTransactions
-from broker.watched_topics import WatchedTopics
+from broker.topics.watched_topics import WatchedTopics
 from common.clock import DAY_MS, wall_ms
 from coordinator.slots import ServedSlots
 from protocol.errors import NotLeaderOrFollower

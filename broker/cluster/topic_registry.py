@@ -2,7 +2,7 @@
 
 `topic/<name>` holds a topic; compare-and-set makes names unique. Deleting one creates
 `deleting/<topic id>` first and removes the name after it, so a deletion that was interrupted counts
-as done; the key is removed when the rows are removed (broker/topic_cleanup.py). The key
+as done; the key is removed when the rows are removed (broker/topics/topic_cleanup.py). The key
 `topics_version` grows with every change, and tells the other brokers to read the topics again.
 
 Every shard has the topics as rows of `topic_versions` too, for SQL. The broker that makes a change
@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from broker.config import Settings
-from broker.effective_configs import effective
 from broker.log.topic import Topic
-from broker.topic_store import (
+from broker.settings.config import Settings
+from broker.settings.effective_configs import effective
+from broker.topics.topic_store import (
     ChangedElsewhere,
     Refusals,
     StoredTopics,

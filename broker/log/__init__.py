@@ -6,11 +6,11 @@
 * Compressed batches: batch_records.py (one, within its limits), decompression.py (large ones, by
   threads of their own), large_batches.py (the partitions of a lane that wait for them).
 * Producers: producers.py (which batch may come next), producer_recovery.py (read from the rows),
-  refused.py (batches that must be sent first).
+  refused_batches.py (batches that must be sent first).
 * Transactions: transactions.py (which are open, which were aborted), transaction_tables.py (what is
   stored of them), transaction_recovery.py (read back).
 * State: partition.py (one partition), topic.py, open_logs.py (those that this broker leads),
-  ends.py (where logs end), checkpoints.py and log_starts.py (where they start).
+  log_ends.py (where logs end), checkpoints.py and log_starts.py (where they start).
 * Reading: tail_cache.py (the newest batches), reader.py (cold reads), row_sources.py (which engine
   has the rows), partition_sql.py (conditions on one partition).
 * Deleting: retention.py, removals.py (what compaction chose), sweep.py (rows below the log start),

@@ -35,7 +35,7 @@ from broker.log.partition import PartitionLog
 from broker.log.producer_states import ProducerStates
 from broker.log.reader import ColdReader
 from broker.log.row_sources import RowSources
-from broker.topics import TopicCatalog
+from broker.topics.catalog import TopicCatalog
 from common.counted_lines import counted
 from common.tasks import Backoff, Periodic
 from protocol.errors import KafkaError, NotLeaderOrFollower

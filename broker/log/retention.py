@@ -26,7 +26,7 @@ from typing import Protocol
 from uuid import UUID
 
 from broker.log.checkpoints import Key, read_checkpoints
-from broker.log.ends import is_scan_cheaper
+from broker.log.log_ends import is_scan_cheaper
 from broker.log.log_starts import LogStarts
 from broker.log.partition import PartitionLog
 from broker.log.partition_sql import readable_range

@@ -1,4 +1,4 @@
-"""A topic, as the logs of its partitions know it. All topics: broker/topics.py.
+"""A topic, as the logs of its partitions know it. All topics: broker/topics/catalog.py.
 
 Both the catalogs and the logs import it, and it knows neither.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from broker.effective_configs import EffectiveTopicConfig
+from broker.settings.effective_configs import EffectiveTopicConfig
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 The parts of the broker count in plain attributes; nothing here is called for a record or a request.
 When somebody asks for `/metrics`, each file of metrics reads the attributes of its subject:
 
-* requests.py: what clients asked; connections; memory of requests and responses; what was fetched.
+* requests.py: what clients asked (request_counts.py counts it); connections; memory of requests and
+  responses; what was fetched.
 * logs.py: lanes, tail cache, cold cache, partitions. groups.py: groups and their lag.
   transactions.py.
 * engine.py: the engine and the journal of a single broker. cluster.py: the session, slots and

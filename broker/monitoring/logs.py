@@ -14,7 +14,7 @@ from broker.log.lane import Lane
 from broker.log.reader import ColdReader
 from broker.log.tail_cache import TailCache
 from broker.monitoring.families import counter, gauge, histogram
-from broker.topics import TopicCatalog
+from broker.topics.catalog import TopicCatalog
 from common.tasks import in_turns
 
 _LANE = ("shard", "lane")

@@ -2,7 +2,7 @@
 
 Whoever reaches the listener may read them, as whoever reaches the Kafka port may list topics and
 groups. Only web pages of other sites may not read `/metrics` through a visitor's browser
-(sql/http/web_pages.py). `/live` and `/ready` say nothing of what is stored.
+(sql/http/refuse_web_pages.py). `/live` and `/ready` say nothing of what is stored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aiohttp import web
 from broker.monitoring.health import Health
 from broker.monitoring.scrape import Scraper
 from sql.http.errors import SqlError
-from sql.http.web_pages import refuse_other_sites, refuse_unknown_host
+from sql.http.refuse_web_pages import refuse_other_sites, refuse_unknown_host
 
 _HELP = (
     "There is nothing here: /metrics is for Prometheus, /live and /ready are for health checks."

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from broker.connection import Connections
 from broker.monitoring.families import counter, gauge, histogram
+from broker.monitoring.request_counts import CLOSED
+from broker.net.connection import Connections
 from broker.node import Broker
-from broker.request_counts import CLOSED
 from protocol.errors import error_name
 
 _API = ("api",)

@@ -6,12 +6,12 @@ import asyncio
 import time
 from uuid import UUID
 
-from broker.config import Settings
-from broker.effective_configs import effective
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
 from broker.offsets_topic.offsets_log import OffsetsLog
 from broker.offsets_topic.records import group_record, offset_record
+from broker.settings.config import Settings
+from broker.settings.effective_configs import effective
 from broker.slots.groups import SlotGroups
 from common.clock import wall_ms
 from coordinator.messages import (

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 
 from broker.log.block import Sender
-from broker.transaction_markers import Marker
+from broker.transactions.transaction_markers import Marker
 from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import OFFSETS_TOPIC, GroupRecord
 from coordinator.slots import ServedSlots

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
 
-from broker.config import Settings
+from broker.from_settings import append_limits, group_coordinator
 from broker.log.appender import Appender
 from broker.log.decompression import Decompressions
 from broker.log.rollup import CountedMinutes
 from broker.log.row_sources import ShardRows
 from broker.log.tail_cache import TailCache
 from broker.log.write_lease import WriteLease, WritingSession
-from broker.topic_store import TopicShard
-from broker.wiring import append_limits, group_coordinator
+from broker.settings.config import Settings
+from broker.topics.topic_store import TopicShard
 from common.clock import wall_ms
 from coordinator.slots import Duties, ServedSlots
 from storage.engine import Engine, EngineError

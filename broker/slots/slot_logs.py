@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from broker.log.block import PendingAppend
 from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
-from broker.log.ends import log_ends
 from broker.log.epoch_table import begin_epochs, first_epochs
+from broker.log.log_ends import log_ends
 from broker.log.open_logs import OpenLogs, Partition
 from broker.log.partition import PartitionLog
 from broker.log.row_sources import RowSource, source_of_offset
@@ -29,8 +29,8 @@ from broker.log.topic import Topic
 from broker.log.transaction_recovery import recover_transactions
 from broker.log.transaction_tables import begun_rows
 from broker.log.write_lease import AWAY_AFTER_MS
-from broker.producer_ids import ProducerIds
 from broker.slots.shard_host import ShardHost, ShardHosts
+from broker.transactions.producer_ids import ProducerIds
 from common.counted_lines import counted
 from common.tasks import in_turns
 from coordinator.slots import ServedSlots

@@ -25,8 +25,8 @@ from broker.leadership import BrokerEndpoint
 from broker.slots.groups import SlotGroups
 from broker.slots.leadership import SlotLeadership
 from broker.slots.peers import Peers
-from broker.topics import TopicCatalog
-from broker.transaction_markers import Marker, MarkerWriter
+from broker.topics.catalog import TopicCatalog
+from broker.transactions.transaction_markers import Marker, MarkerWriter
 from common.clock import wall_ms
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.slots import ServedSlots

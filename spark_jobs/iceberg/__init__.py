@@ -3,7 +3,7 @@
     records           workers: one task of Spark each, members of one consumer group
        |                 rows -> data files                         worker.py, rows.py, files.py
        v                 files and source offsets, in one transaction
-    control topic     events in Avro                                control.py, events.py
+    control topic     events in Avro                                control_topic.py, events.py
        |
        v              coordinator: the worker that has partition 0 of the first topic
     Iceberg tables       one commit for the files of all workers    coordinator.py, commits.py

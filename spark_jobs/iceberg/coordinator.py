@@ -19,7 +19,7 @@ from pyiceberg.exceptions import CommitFailedException
 
 from spark_jobs.iceberg import tables
 from spark_jobs.iceberg.commits import CommitBuffer
-from spark_jobs.iceberg.control import ANSWER_LIMIT_S, ControlReader, client_options
+from spark_jobs.iceberg.control_topic import ANSWER_LIMIT_S, ControlReader, client_options
 from spark_jobs.iceberg.events import CommitComplete, Event, TableCommitted, encoded
 from spark_jobs.iceberg.settings import SinkSettings
 

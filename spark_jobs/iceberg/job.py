@@ -33,7 +33,7 @@ from feeds.routing import ANY_TABLE, route_from_text
 from spark_jobs import job
 from spark_jobs.feed_state import check_dead_letters
 from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.control import ANSWER_LIMIT_S, client_options, make_topic
+from spark_jobs.iceberg.control_topic import ANSWER_LIMIT_S, client_options, make_topic
 from spark_jobs.iceberg.settings import (
     DEBEZIUM,
     RowOperation,

@@ -23,7 +23,7 @@ from common.process import collect_garbage_less
 from common.tasks import Backoff
 from spark_jobs import feed_state
 from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.control import ANSWER_LIMIT_S, ControlReader, client_options
+from spark_jobs.iceberg.control_topic import ANSWER_LIMIT_S, ControlReader, client_options
 from spark_jobs.iceberg.coordinator import Coordinator
 from spark_jobs.iceberg.events import (
     Assignment,

@@ -11,8 +11,8 @@ Three layers, each of which stops most attempts by itself:
    (formatQuery) and in its syntax tree (EXPLAIN AST), where comments, letter case, quoting and
    escapes are gone: the function `file`, table functions that reach outside, views that run with
    the rights of another user. What readers do not see:
-   private.py, and resolved.py for names as the engine resolves them. One table function may be
-   allowed, `icebergLocal`: then the roles have the right to read files below one directory.
+   hidden_from_readers.py, and resolved.py for names as the engine resolves them. One table function
+   may be allowed, `icebergLocal`: then the roles have the right to read files below one directory.
 
 What a person's CREATE may define: the engine's own parser says what the engine of a definition is,
 apart from the functions in its ORDER BY, PARTITION BY and TTL (parseQueryToJSON, chdb-core 26.9).
@@ -45,7 +45,7 @@ from sql.http.errors import (
     needs_sql_user,
     sql_error,
 )
-from sql.http.private import lines_of, refuse_private
+from sql.http.hidden_from_readers import lines_of, refuse_private
 from sql.http.resolved import refuse_resolved
 from sql.http.text import Token, TokenKind, literal, tokens, unquote
 

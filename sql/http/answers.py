@@ -26,9 +26,9 @@ from sql.http.compressed_blocks import BlockEncoder, readable_block
 from sql.http.engine import Summary
 from sql.http.errors import SqlError, sql_error
 from sql.http.gateway import Facts
-from sql.http.private import DISPLAY_NAME, PrivateText
+from sql.http.held_bytes import Room
+from sql.http.hidden_from_readers import DISPLAY_NAME, PrivateText
 from sql.http.request import SqlRequest
-from sql.http.room import Room
 from sql.http.running import RunningQuery
 from sql.http.settings import SqlSettings
 from storage.free_space import PEOPLE_KEEP_FREE_BYTES

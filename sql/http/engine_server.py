@@ -24,9 +24,9 @@ from aiohttp import web
 
 from common.address import Address
 from sql.http.block_connections import EngineListeners
+from sql.http.engine_interface import EngineInterface
 from sql.http.interface import application
 from sql.http.settings import SqlSettings
-from sql.http.trusted import EngineInterface
 from storage.block_intake import BlockIntake
 from storage.cluster_sql import SHARD_DATABASE
 from storage.data_directory import DataDirectoryError, refuse_unfinished

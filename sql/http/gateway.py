@@ -24,8 +24,8 @@ from sql.http.handles import (
     give_back,
     prepare,
 )
+from sql.http.hidden_from_readers import AllColumnsWanted, without_private
 from sql.http.pool import Permit, StatementPool
-from sql.http.private import AllColumnsWanted, without_private
 from sql.http.running import RunningInsert, RunningQuery
 from sql.http.sessions import Sessions
 from sql.http.settings import SqlLimits

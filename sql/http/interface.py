@@ -28,11 +28,13 @@ from sql.http.endings import GoneClients, StatementsById
 from sql.http.engine import MARK, SqlEngine
 from sql.http.errors import SYNTAX_ERROR, CredentialsNeeded, SqlError, sql_error
 from sql.http.gateway import SqlGateway, people_gateway
-from sql.http.go_hello import FACTS, FACTS_FORMAT, hello_block, is_hello
+from sql.http.go_handshake import FACTS, FACTS_FORMAT, hello_block, is_hello
 from sql.http.handles import NO_EXPRESSIONS, StatementContext
+from sql.http.held_bytes import Hold, Room
 from sql.http.limits import RequestPlaces, TemporaryFiles
 from sql.http.login import PeopleLogin, SqlLogin
 from sql.http.pool import KILL_AGAIN_S, Permit
+from sql.http.refuse_web_pages import refuse_other_sites
 from sql.http.request import (
     BLOCK_MAX_BYTES,
     DEFAULT_FORMAT,
@@ -42,10 +44,8 @@ from sql.http.request import (
     read_request,
     url_parameters,
 )
-from sql.http.room import Hold, Room
 from sql.http.settings import SqlSettings
 from sql.http.text import InsertData, NotAnInsert, Unfinished, insert_head, output_clauses
-from sql.http.web_pages import refuse_other_sites
 from storage.view_doubts import InDoubt
 
 log = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ from aiohttp import web
 
 from sql.http.access import Role
 from sql.http.errors import sql_error, wrong_credentials
+from sql.http.refuse_web_pages import refuse_unknown_host
 from sql.http.request import url_parameters
 from sql.http.settings import SqlSettings
-from sql.http.web_pages import refuse_unknown_host
 
 # What drivers send as the password of `default` if they were given none: ClickHouse's JDBC driver
 # 0.9.9 sends the word `null`.

@@ -20,7 +20,7 @@ from sql.http.body import Patience
 from sql.http.codings import choose
 from sql.http.errors import sql_error
 from sql.http.handles import ExternalTable
-from sql.http.room import Hold
+from sql.http.held_bytes import Hold
 from sql.http.sessions import SESSION_TIMEOUT_MAX_S, SESSION_TIMEOUT_S
 
 DEFAULT_FORMAT = "TabSeparated"

@@ -1,9 +1,9 @@
 """What a reader's statement names once the engine has resolved it: parameters, aliases, `*`,
 COLUMNS('...'), USING and NATURAL JOIN become tables and columns (EXPLAIN QUERY TREE).
 
-private.py looks at the text and at the syntax tree, where a name can be written in many ways. Here
-a line for a table or a column of the database `system` always looks the same, whatever names a
-client makes up: those can only add lines, and so refusals.
+hidden_from_readers.py looks at the text and at the syntax tree, where a name can be written in many
+ways. Here a line for a table or a column of the database `system` always looks the same, whatever
+names a client makes up: those can only add lines, and so refusals.
 
 The engine does not resolve the query that is the argument of the table function `view`, and what
 EXPLAIN and DESCRIBE look at, though it runs subqueries of it. So each such query is resolved by
@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterator, Set
 
 from sql.http.errors import access_denied, needs_sql_user
-from sql.http.private import PRIVATE_COLUMNS, SHOWN_TABLES, lines_of
+from sql.http.hidden_from_readers import PRIVATE_COLUMNS, SHOWN_TABLES, lines_of
 from sql.http.text import Token, TokenKind, output_clauses, tokens, unquote
 
 _FIRST_LINE = re.compile(r"(?:QUERY|UNION) id: 0\b")
@@ -30,7 +30,7 @@ _COLUMN = re.compile(r"\bcolumn_name: (\w+)")
 
 
 def refuse_resolved(explain: Callable[[bytes], str], sql: bytes) -> None:
-    """Raises ACCESS_DENIED if `sql` reads what readers do not see, as private.py says.
+    """Raises ACCESS_DENIED if `sql` reads what readers do not see, as hidden_from_readers.py says.
 
     `explain`: runs one statement of the server's own, and returns its lines.
     """

@@ -23,7 +23,7 @@ class SqlSettings:
     max_connections: int = sys.maxsize
     """Of the listener: requests with SQL never take all of them."""
     hosts: frozenset[str] = frozenset()
-    """Names of this server, besides those that no other site can have (sql/http/web_pages.py)."""
+    """Names of this server, besides those that no other site can have (refuse_web_pages.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import IO
 import pytest
 from kafka import KafkaProducer
 
-from broker import config, config_sources
+from broker.settings import config, config_sources
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import (
     COMMAND,

@@ -11,12 +11,12 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from broker.config import Settings
+from broker.settings.config import Settings
 from sql.http.access import Role
 from sql.http.block_connections import EngineListeners
+from sql.http.engine_interface import EngineInterface
 from sql.http.handles import StatementContext
 from sql.http.interface import application
-from sql.http.trusted import EngineInterface
 from sql.http.trusted_gateway import is_small
 from storage import journal_drain
 from storage.block_intake import BlockIntake

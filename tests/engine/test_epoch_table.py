@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from broker.slots import slot_logs as slot_logs_module
 from broker.log import epoch_table
 from broker.log.epoch_table import begin_epochs
 from broker.log.partition import PartitionLog
 from broker.log.topic import Topic
+from broker.slots import slot_logs as slot_logs_module
 from protocol.errors import NotLeaderOrFollower
 from storage.engine import Engine, EngineError, Parameter, Row
 from tests.support.log_parts import ScriptedEngine, append, log_of, make_topic, plain

@@ -13,13 +13,13 @@ from broker.cluster.housekeeping import Housekeeping, all_have_read, is_topic_ho
 from broker.cluster.leases import BrokerSession, SessionState
 from broker.cluster.session import housekeeper_of
 from broker.cluster.topic_registry import TopicRegistry
-from broker.config import Settings
+from broker.from_settings import decompressions
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
+from broker.settings.config import Settings
 from broker.slots.shard_host import ShardHost, ShardHosts
-from broker.topic_cleanup import TopicCleanup
-from broker.topics import TopicCatalog
-from broker.wiring import decompressions
+from broker.topics.catalog import TopicCatalog
+from broker.topics.topic_cleanup import TopicCleanup
 from common.clock import DAY_MS
 from coordinator.slots import ServedSlots
 from storage.embedded import EmbeddedEngine

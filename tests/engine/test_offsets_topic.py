@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from broker.config import Settings
 from broker.offsets_topic import offsets_log, offsets_topic
 from broker.offsets_topic.offsets_topic import OffsetsTopic
+from broker.settings.config import Settings
 from common.clock import wall_ms
 from coordinator.coordinator import GroupCoordinator
 from coordinator.messages import Client, Committer, OffsetCommit

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.producer_ids import ProducerIds
+from broker.transactions.producer_ids import ProducerIds
 from storage.clickhouse import ClickHouseServer, ConnectionSettings
 from storage.cluster_sql import SHARD_DATABASE
 from storage.embedded import EmbeddedEngine

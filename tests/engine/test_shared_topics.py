@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
-from broker.config import Settings
 from broker.led_partitions import LedPartitions
 from broker.log.topic import Topic
-from broker.topic_cleanup import TopicCleanup
-from broker.topics import NewTopic, TopicCatalog
+from broker.settings.config import Settings
+from broker.topics.catalog import NewTopic, TopicCatalog
+from broker.topics.topic_cleanup import TopicCleanup
 from protocol.errors import (
     InvalidPartitions,
     NotLeaderOrFollower,

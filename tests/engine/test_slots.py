@@ -9,8 +9,8 @@ import pytest
 
 from broker.cluster.session import SessionOver
 from broker.cluster.topic_registry import TopicRegistry
-from broker.config import Settings
-from broker.topics import TopicCatalog
+from broker.settings.config import Settings
+from broker.topics.catalog import TopicCatalog
 from protocol.errors import KafkaStorageError, NotLeaderOrFollower
 from storage.embedded import EmbeddedEngine
 from storage.engine import EngineError

@@ -14,7 +14,7 @@ import pytest
 from broker.log import sweep as sweep_module
 from broker.log.fence import burn, fence
 from broker.log.sweep import Sweep, is_over, is_worth_it
-from broker.topic_cleanup import remove_rows
+from broker.topics.topic_cleanup import remove_rows
 from storage.embedded import EmbeddedEngine
 from storage.schema import migrate
 from tests.support.clock import NOON, Clock

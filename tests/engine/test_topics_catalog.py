@@ -13,7 +13,7 @@ import pytest
 
 from broker.log.appender import Appender
 from broker.log.topic import Topic
-from broker.topics import NewTopic, TopicCatalog
+from broker.topics.catalog import NewTopic, TopicCatalog
 from protocol.errors import (
     InvalidPartitions,
     InvalidTopic,
@@ -440,7 +440,7 @@ async def test_a_clean_up_that_failed_is_tried_again_while_the_broker_runs(
 async def test_rows_are_removed_after_each_deletion_and_again_after_a_failure(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.topic_cleanup._EVERY_S", 0.05)
+    monkeypatch.setattr("broker.topics.topic_cleanup._EVERY_S", 0.05)
     scripted = ScriptedEngine(engine)
     catalog = await restarted(scripted)
     cleanup = cleanup_of(catalog)

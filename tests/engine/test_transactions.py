@@ -17,7 +17,7 @@ from broker.log.reader import ColdReader
 from broker.log.transaction_recovery import recover_transactions
 from broker.log.transaction_tables import ended_rows
 from broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
-from broker.transaction_markers import Marker, MarkerWriter
+from broker.transactions.transaction_markers import Marker, MarkerWriter
 from coordinator.transaction_states import Producer
 from protocol.control_batches import control_batch
 from protocol.errors import (

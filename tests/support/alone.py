@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from broker.config import Settings
+from broker.from_settings import decompressions
 from broker.log.open_logs import OpenLogs
 from broker.log.partition import PartitionLog
 from broker.log.row_sources import RowSource, ShardRows
 from broker.log.tail_cache import TailCache
-from broker.producer_ids import ProducerIds
+from broker.settings.config import Settings
 from broker.slots.shard_host import ShardHost, ShardHosts
 from broker.slots.slot_logs import SlotLogs
-from broker.wiring import decompressions
+from broker.transactions.producer_ids import ProducerIds
 from coordinator.slots import ServedSlots, always
 from storage.engine import Engine
 from storage.registry import Registry

@@ -10,7 +10,7 @@ from broker.cluster.leases import BrokerSession, SessionLease
 from broker.cluster.registry_view import RegistryView
 from broker.cluster.session import OwnSession, Tenure
 from broker.slots.shard_host import ShardEngine
-from broker.topic_store import TopicShard
+from broker.topics.topic_store import TopicShard
 from common.clock import wall_ms
 from storage.engine import Engine
 from storage.registry import Versioned

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 from uuid import UUID
 
-from broker.config import Settings
 from broker.log.open_logs import OpenLogs
-from broker.topic_cleanup import TopicCleanup
-from broker.topic_store import TopicShard, TopicTable
-from broker.topics import TopicCatalog
+from broker.settings.config import Settings
+from broker.topics.catalog import TopicCatalog
+from broker.topics.topic_cleanup import TopicCleanup
+from broker.topics.topic_store import TopicShard, TopicTable
 from storage.engine import Engine
 from tests.support.alone import all_logs
 from tests.support.cluster_parts import at_once

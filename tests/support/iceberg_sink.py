@@ -25,7 +25,7 @@ from pyiceberg.table import Table
 from feeds.definition import Format
 from feeds.routing import Route
 from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.control import client_options, make_topic
+from spark_jobs.iceberg.control_topic import client_options, make_topic
 from spark_jobs.iceberg.job import described
 from spark_jobs.iceberg.settings import RowOperations, SinkSettings, SinkTables
 from spark_jobs.iceberg.worker import SinkWorker

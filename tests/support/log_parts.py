@@ -12,8 +12,6 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from broker.config import Settings
-from broker.effective_configs import effective
 from broker.led_partitions import LedPartitions
 from broker.log.appender import Appender
 from broker.log.block import Appended, AppendLimits, Outcome, PendingAppend
@@ -22,7 +20,9 @@ from broker.log.partition import PartitionLog
 from broker.log.tail_cache import TailCache
 from broker.log.topic import Topic
 from broker.log.write_lease import EndlessSession, WriteLease
-from broker.topics import TopicCatalog
+from broker.settings.config import Settings
+from broker.settings.effective_configs import effective
+from broker.topics.catalog import TopicCatalog
 from common.clock import wall_ms
 from protocol._batches import BatchHeader, check_crc, parse_headers
 from protocol.compression import decompress

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from broker.log.topic import Topic
-from broker.topics import NewTopic, TopicCatalog
+from broker.topics.catalog import NewTopic, TopicCatalog
 
 
 async def create_topic(

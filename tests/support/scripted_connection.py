@@ -17,11 +17,11 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from broker.api import APIS
 from broker.api.context import RequestContext
-from broker.config import Settings
-from broker.connection import Connection, Connections
 from broker.memory import InFlight, ResponseMemory
+from broker.monitoring.request_counts import RequestCounts
+from broker.net.connection import Connection, Connections
 from broker.node import Broker
-from broker.request_counts import RequestCounts
+from broker.settings.config import Settings
 from protocol.versions import ApiKey
 
 MIB = 1 << 20

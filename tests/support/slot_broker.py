@@ -6,14 +6,14 @@ import asyncio
 
 from broker.cluster.slots import Slots
 from broker.cluster.topic_registry import TopicRegistry
-from broker.config import Settings
+from broker.from_settings import decompressions
 from broker.log.tail_cache import TailCache
-from broker.producer_ids import ProducerIds
+from broker.settings.config import Settings
 from broker.slots.shard_host import ShardHost, ShardHosts
 from broker.slots.slot_logs import SlotLogs
 from broker.slots.transactions import SlotTransactions
-from broker.topics import TopicCatalog
-from broker.wiring import decompressions
+from broker.topics.catalog import TopicCatalog
+from broker.transactions.producer_ids import ProducerIds
 from coordinator.slots import ServedSlots
 from storage.engine import Engine
 from storage.registry import Versioned

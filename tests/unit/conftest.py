@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker import connection as connection_module
 from broker.api import APIS
-from broker.connection import Connection
+from broker.net import connection as connection_module
+from broker.net.connection import Connection
 from tests.support.record_codecs import BOTH
 from tests.support.scripted_connection import Client, Connect, FakeBroker, Handlers, Wire
 

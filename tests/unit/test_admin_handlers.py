@@ -11,7 +11,6 @@ import pytest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataResponse
 
-from broker.admin_store import AdminStore
 from broker.api import (
     APIS,
     create_topics,
@@ -22,18 +21,19 @@ from broker.api import (
 from broker.api.config_resources import ResourceType
 from broker.api.context import RequestContext
 from broker.api.refusals import as_kafka_error
-from broker.auto_creation import AutoCreation
-from broker.config import Settings
-from broker.dynamic_settings import DynamicSettings
-from broker.encoded_topics import EncodedTopics
 from broker.leadership import BrokerEndpoint
 from broker.memory import ResponseMemory
+from broker.monitoring.request_counts import RequestCounts
 from broker.node import Broker
 from broker.offsets_topic.offsets_topic import OffsetsTopic
-from broker.request_counts import RequestCounts
+from broker.settings.admin_store import AdminStore
+from broker.settings.config import Settings
+from broker.settings.dynamic_settings import DynamicSettings
+from broker.settings.stored_configs import StoredConfigs
 from broker.slots.groups import SlotGroups
 from broker.slots.leadership import SlotLeadership
-from broker.stored_configs import StoredConfigs
+from broker.topics.auto_creation import AutoCreation
+from broker.topics.encoded_topics import EncodedTopics
 from coordinator.messages import OFFSETS_TOPIC
 from coordinator.slots import ServedSlots
 from protocol._request_head import RequestHeader

@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from broker import auto_creation
-from broker.auto_creation import AutoCreation
-from broker.topics import NewTopic, Outcome, TopicCatalog
+from broker.topics import auto_creation
+from broker.topics.auto_creation import AutoCreation
+from broker.topics.catalog import NewTopic, Outcome, TopicCatalog
 from protocol.errors import KafkaStorageError
 from storage.engine import EngineError
 

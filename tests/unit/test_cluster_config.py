@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from broker.cluster.config import ClusterConfig, load_cluster
-from broker.config import ConfigError
-from broker.config_sources import CLICKHOUSE_PASSWORD_ENV, load
+from broker.settings.config import ConfigError
+from broker.settings.config_sources import CLICKHOUSE_PASSWORD_ENV, load
 
 TWO_SHARDS = """
 [cluster]

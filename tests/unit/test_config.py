@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from broker import config, config_sources
-from broker.config import ConfigError, Settings
-from broker.named_addresses import listeners_text, parse_listeners
+from broker.net.named_addresses import listeners_text, parse_listeners
+from broker.settings import config, config_sources
+from broker.settings.config import ConfigError, Settings
 from common.address import Address, parse_address
 
 

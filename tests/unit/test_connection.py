@@ -11,10 +11,10 @@ import pytest
 from kafka.protocol.metadata import ApiVersionsResponse
 from kafka.protocol.producer import InitProducerIdResponse
 
-from broker import connection as connection_module
 from broker.api import APIS
 from broker.api.context import CloseConnection, RequestContext
-from broker.config import Settings
+from broker.net import connection as connection_module
+from broker.settings.config import Settings
 from protocol.errors import KafkaError, KafkaStorageError
 from protocol.versions import ApiKey
 from tests.support.scripted_connection import (

@@ -11,9 +11,10 @@ import time
 import pytest
 from kafka.protocol.producer import InitProducerIdResponse
 
-from broker import memory, sending
-from broker.config import Settings
+from broker import memory
 from broker.memory import InFlight, ResponseMemory
+from broker.net import sending
+from broker.settings.config import Settings
 from protocol.errors import KafkaStorageError
 from tests.support.scripted_connection import (
     EMPTY,

@@ -13,6 +13,7 @@ from protocol.errors import (
     InvalidRecord,
 )
 from tests.support import record_batches as make
+from tests.support.other_threads import runs_beside
 from tests.support.record_batches import Batch, Record, Row, batch_of
 from tests.support.record_codecs import (
     COMPILED,
@@ -22,7 +23,6 @@ from tests.support.record_codecs import (
     block_of,
     header_of,
 )
-from tests.support.turns import runs_beside
 
 
 def record_bytes(*parts: bytes, length: int | None = None, attributes: bytes = b"\0") -> bytes:

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 import pytest
 
-from broker import config, config_sources
 from broker.cli.main import main
+from broker.settings import config, config_sources
 from common.text_table import word_set
 from storage.topic_configs import TOPIC_CONFIGS
 

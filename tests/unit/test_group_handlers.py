@@ -18,9 +18,9 @@ from kafka.protocol.admin import DeleteGroupsRequest, DescribeGroupsRequest, Lis
 
 from broker.api import APIS
 from broker.api.context import RequestContext
-from broker.config import Settings
 from broker.memory import ResponseMemory
 from broker.node import Broker
+from broker.settings.config import Settings
 from coordinator.group_states import GroupState
 from coordinator.messages import (
     Client,

@@ -20,7 +20,7 @@ ONLY_FOR_WORK = word_set("""
     uvloop broker.node broker.server storage.embedded
 """)
 """No --help of any command needs them."""
-ONLY_FOR_SETTINGS = {"asyncio", "broker.config", "pydantic"}
+ONLY_FOR_SETTINGS = {"asyncio", "broker.settings.config", "pydantic"}
 """Commands that read the settings need these, the list of commands does not."""
 
 _RUN = """

@@ -1,4 +1,4 @@
-"""broker/known_topics.py: topics by name and id, in order, and whether one is compacted."""
+"""broker/topics/known_topics.py: topics by name and id, in order, and whether one is compacted."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from broker.known_topics import KnownTopics
 from broker.log.topic import Topic
+from broker.topics.known_topics import KnownTopics
 from protocol.errors import InvalidTopic, TopicAlreadyExists
 from tests.support.log_parts import make_topic
 

@@ -10,7 +10,7 @@ import pytest
 
 from broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive, SessionState
 from broker.leadership import NO_NODE, BrokerEndpoint, Leader
-from broker.named_addresses import NamedAddress
+from broker.net.named_addresses import NamedAddress
 from broker.slots.leadership import SlotLeadership
 from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 

@@ -22,7 +22,7 @@ from broker.cluster.leases import (
     Watch,
     plan,
 )
-from broker.named_addresses import NamedAddress
+from broker.net.named_addresses import NamedAddress
 from storage.registry_values import MalformedState
 from storage.slot_map import NOBODY, Slot, SlotMap, slot_of_group, slot_of_partition
 

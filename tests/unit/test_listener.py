@@ -9,13 +9,13 @@ from typing import cast
 
 import pytest
 
-from broker.config import Settings
-from broker.connection import Connections
 from broker.leadership import BrokerEndpoint
-from broker.listener import KafkaListener, ListenError
 from broker.memory import InFlight, ResponseMemory
+from broker.monitoring.request_counts import RequestCounts
+from broker.net.connection import Connections
+from broker.net.listener import KafkaListener, ListenError
 from broker.node import Broker
-from broker.request_counts import RequestCounts
+from broker.settings.config import Settings
 from tests.support.server_process import free_port
 
 

@@ -24,9 +24,9 @@ from tests.support.block_types import (
     varuint,
     written_into,
 )
+from tests.support.other_threads import runs_beside
 from tests.support.record_batches import Batch, Record, batch_of
 from tests.support.record_codecs import COMPILED, append
-from tests.support.turns import runs_beside
 
 T = TypeVar("T")
 

@@ -18,9 +18,9 @@ from tests.reference import packed_blocks
 from tests.reference.packed_blocks import read_packed
 from tests.support import record_batches as make
 from tests.support.block_types import written_into
+from tests.support.other_threads import runs_beside
 from tests.support.record_batches import Batch, Record, batch_of
 from tests.support.record_codecs import COMPILED, REFERENCE, append
-from tests.support.turns import runs_beside
 
 Appends = Sequence[tuple[str, Batch]]
 

@@ -15,7 +15,7 @@ from broker.api.produce import produce
 from broker.led_partitions import LedPartitions
 from broker.log.block import PendingAppend
 from broker.log.partition import PartitionLog
-from broker.log.refused import RefusedBatches
+from broker.log.refused_batches import RefusedBatches
 from protocol._produce_request import ProduceMessage
 from protocol._request_head import RequestHeader
 from protocol.versions import ApiKey

@@ -6,7 +6,7 @@ from kafka.protocol.admin import ListGroupsResponse
 from kafka.protocol.consumer import FetchResponse
 from kafka.protocol.producer import AddPartitionsToTxnResponse
 
-from broker.request_counts import error_codes
+from broker.monitoring.request_counts import error_codes
 from protocol.errors import error_name
 from tests.support.server_process import PROJECT
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from broker.memory import ResponseCharge, ResponseMemory, cost
-from broker.sending import Outgoing, Turns
+from broker.net.sending import Outgoing, Turns
 
 MIB = 1 << 20
 BUDGET = 64 * MIB

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from broker.config import Settings
+from broker.settings.config import Settings
 from sql.http.access import Role
 from sql.http.errors import SqlError
 from sql.http.pool import StatementPool

@@ -2,9 +2,9 @@
 
 import pytest
 
-from broker import topic_names
-from broker.config import Settings
-from broker.effective_configs import EffectiveTopicConfig, default_text, effective
+from broker.settings.config import Settings
+from broker.settings.effective_configs import EffectiveTopicConfig, default_text, effective
+from broker.topics import topic_names
 from protocol.errors import InvalidConfig, InvalidTopic
 from storage.topic_configs import TOPIC_CONFIGS, check
 

@@ -10,7 +10,7 @@ import pytest
 
 from broker.log.partition import PartitionLog
 from broker.slots.transactions import CoordinatorCalls
-from broker.transaction_checks import TransactionChecks
+from broker.transactions.transaction_checks import TransactionChecks
 from coordinator.pending_offsets import PendingOffsets
 from coordinator.transaction_states import Member, Producer
 from protocol._batches import BatchHeader

@@ -22,7 +22,7 @@ from broker.leadership import BrokerEndpoint
 from broker.log.block import Appended, Outcome, PendingAppend, build_block
 from broker.log.partition import PartitionLog
 from broker.log.producers import ProducerEntry
-from broker.log.refused import RefusedBatches
+from broker.log.refused_batches import RefusedBatches
 from broker.log.row_sources import RowLanes
 from broker.log.topic import Topic
 from broker.log.transactions import OpenTransaction
@@ -35,8 +35,8 @@ from broker.slots.transactions import (
     MarkersHere,
     SlotTransactions,
 )
-from broker.transaction_checks import TransactionChecks
-from broker.transaction_markers import MarkerWriter
+from broker.transactions.transaction_checks import TransactionChecks
+from broker.transactions.transaction_markers import MarkerWriter
 from common.clock import Clock
 from coordinator.hosted_transactions import HostedTransactions
 from coordinator.slots import ServedSlots

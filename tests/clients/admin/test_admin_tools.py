@@ -164,8 +164,8 @@ def test_kafka_configs_changes_settings_loggers_groups_and_client_metrics(
         run(CONFIGS, "--alter", *entity, "--delete-config", config)
         assert f"{config}={value}" not in run(CONFIGS, "--describe", *entity), entity
     logger = ("--entity-type", "broker-loggers", "--entity-name", "1")
-    run(CONFIGS, "--alter", *logger, "--add-config", "broker.topics=ERROR")
-    assert "broker.topics=ERROR" in run(CONFIGS, "--describe", *logger)
-    run(CONFIGS, "--alter", *logger, "--delete-config", "broker.topics")
+    run(CONFIGS, "--alter", *logger, "--add-config", "broker.topics.catalog=ERROR")
+    assert "broker.topics.catalog=ERROR" in run(CONFIGS, "--describe", *logger)
+    run(CONFIGS, "--alter", *logger, "--delete-config", "broker.topics.catalog")
     refused = run.refused(CONFIGS, "--alter", *BROKER_1, "--add-config", "num.partitions=3")
     assert "the setting num_partitions" in refused

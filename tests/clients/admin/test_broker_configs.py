@@ -7,7 +7,7 @@ from confluent_kafka.admin import AdminClient as ConfluentAdmin
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry
 from confluent_kafka.admin._config import ConfigResource as ConfluentResource
 
-from broker.dynamic_settings import STORED_CONFIGS
+from broker.settings.dynamic_settings import STORED_CONFIGS
 from protocol.errors import MessageTooLarge
 from protocol.versions import ApiKey
 from tests.support import messages
@@ -227,10 +227,10 @@ def test_levels_of_loggers_change_until_a_restart(configured: BrokerProcess) -> 
     def level(name: str) -> str:
         return str(entry(wire, BROKER_LOGGER, "1", name).value)
 
-    assert (level("root"), level("broker"), level("broker.connection")) == ("ERROR",) * 3
+    assert (level("root"), level("broker"), level("broker.net.connection")) == ("ERROR",) * 3
     malformed = b"\0\0\0\x0anot Kafka!"
     assert alter(wire, BROKER_LOGGER, "1", ("broker", SET, "INFO")).error_code == 0
-    assert (level("root"), level("broker.connection")) == ("ERROR", "INFO")
+    assert (level("root"), level("broker.net.connection")) == ("ERROR", "INFO")
     with Wire(process) as bad:
         bad.send(malformed)
         until(lambda: "closed:" in process.printed())

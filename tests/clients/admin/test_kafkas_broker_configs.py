@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from broker import kafka_configs
-from broker.dynamic_settings import STORED_CONFIGS
+from broker.settings import kafka_configs
+from broker.settings.dynamic_settings import STORED_CONFIGS
 from storage.config_definitions import ConfigType
 from tests.support import tools
 from tests.support.admin_requests import (

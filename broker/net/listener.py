@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from broker.config import Settings
-from broker.connection import Connection, Connections
 from broker.leadership import BrokerEndpoint
-from broker.named_addresses import DEFAULT_LISTENER, NamedAddress
+from broker.net.connection import Connection, Connections
+from broker.net.named_addresses import DEFAULT_LISTENER, NamedAddress
+from broker.settings.config import Settings
 from broker.start_error import StartError
 from common.address import is_wildcard
 

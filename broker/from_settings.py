@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.config import Settings
 from broker.log.block import AppendLimits
 from broker.log.decompression import Decompressions
+from broker.settings.config import Settings
 from common.clock import MINUTE_MS, Clock
 from coordinator.admission import GroupLimits
 from coordinator.coordinator import CoordinatorLimits, GroupCoordinator

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from broker.config import Settings
+from broker.settings.config import Settings
 from storage.config_definitions import ConfigDefinition, Value
 from storage.topic_configs import TOPIC_CONFIGS
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 
 from sql.http.access import Role
-from sql.http.private import DISPLAY_NAME
+from sql.http.hidden_from_readers import DISPLAY_NAME
 from storage.blocks import STRING, UINT32, Type
 
 HELLO = b"SELECT displayName(), version(), revision(), timezone()"

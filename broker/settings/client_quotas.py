@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
 
-from broker.admin_store import AdminStore, Object
+from broker.settings.admin_store import AdminStore, Object
 from protocol.errors import InvalidRequest, UnsupportedVersion
 from storage.registry_values import text_of
 

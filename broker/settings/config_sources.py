@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from broker.config import ConfigError, Settings, as_text, unit
+from broker.settings.config import ConfigError, Settings, as_text, unit
 from common.environment import BOOTSTRAP_VARIABLE, ENV_PREFIX
 
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG"

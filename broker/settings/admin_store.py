@@ -1,8 +1,9 @@
 """Configs and quotas that administrators set, other than those of topics: JSON in the registry.
 
-The keys are `config/...` (broker/stored_configs.py) and `quota/...` (broker/client_quotas.py). A
-single broker stores them in `cluster_state`, a cluster in `topic_registry`. Every broker reads them
-there and changes them by compare-and-set. This module caches nothing.
+The keys are `config/...` (broker/settings/stored_configs.py) and `quota/...`
+(broker/settings/client_quotas.py). A single broker stores them in `cluster_state`, a cluster in
+`topic_registry`. Every broker reads them there and changes them by compare-and-set. This module
+caches nothing.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ import pytest
 from broker.api import APIS
 from broker.api.context import RequestContext
 from broker.api.produce import produce
-from broker.log import refused
+from broker.log import refused_batches as refused
 from broker.log.appender import Appender
 from broker.log.partition import PartitionLog
-from broker.log.refused import RefusedBatches
+from broker.log.refused_batches import RefusedBatches
 from broker.log.topic import Topic
 from broker.memory import ResponseMemory
 from broker.node import Broker

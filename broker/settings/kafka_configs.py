@@ -4,8 +4,8 @@ the throttles that its tools set and remove.
 Most of them have no effect in this broker. But tools set them and read them back, so the configs
 that Kafka can change while it runs are checked, stored and described. If an administrator would
 rely on the effect of a config (security, listeners, limits, defaults of topics), the broker refuses
-it with a reason. Configs that are settings of this broker are in broker/dynamic_settings.py, which
-overrides this file.
+it with a reason. Configs that are settings of this broker are in
+broker/settings/dynamic_settings.py, which overrides this file.
 
 Columns of the file: name; type; default (\\N: none); the allowed values if the config can be
 changed in this broker (`1..9`, `0..`, `a|b`); for whom it can change while Kafka runs (`all`: for

@@ -1,8 +1,8 @@
 """Settings that change while the broker runs: for one broker, or for all of them.
 
 A value for one broker overrides the value for all brokers, and both override flags, environment and
-file. The values are in the registry (broker/stored_configs.py), so a restart keeps them. A setting
-is dynamic if the code reads it at each use; all other settings are read once, at the start.
+file. The values are in the registry (broker/settings/stored_configs.py), so a restart keeps them. A
+setting is dynamic if the code reads it at each use; all other settings are read once, at the start.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from types import MappingProxyType
 
 from pydantic import ValidationError
 
-from broker.config import Settings, as_text
-from broker.config_sources import advice
-from broker.kafka_configs import KAFKA_CONFIGS
-from broker.stored_configs import ALL_BROKERS, BROKER, Configs, StoredConfigs
+from broker.settings.config import Settings, as_text
+from broker.settings.config_sources import advice
+from broker.settings.kafka_configs import KAFKA_CONFIGS
+from broker.settings.stored_configs import ALL_BROKERS, BROKER, Configs, StoredConfigs
 from protocol.errors import InvalidConfig, InvalidRequest
 from storage.config_definitions import ConfigDefinition
 

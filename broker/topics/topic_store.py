@@ -2,10 +2,10 @@
 
 A single broker has its topics in `topic_versions`, where SQL reads them. A cluster has them in
 Keeper (broker/cluster/topic_registry.py), and a copy in `topic_versions` of every shard. What it
-means to create, change and delete a topic is the same with both: broker/topics.py.
+means to create, change and delete a topic is the same with both: broker/topics/catalog.py.
 
 What must hold: a change is stored as a whole or not at all. A deleted topic stays in the store,
-marked as deleted, until its rows are removed (broker/topic_cleanup.py).
+marked as deleted, until its rows are removed (broker/topics/topic_cleanup.py).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 from uuid import UUID
 
-from broker.config import Settings
-from broker.effective_configs import effective
 from broker.log.topic import Topic
+from broker.settings.config import Settings
+from broker.settings.effective_configs import effective
 from protocol.errors import KafkaError
 from storage.disk_reserve import NOT_ENOUGH_SPACE, DiskReserve
 from storage.engine import Engine, EngineError

@@ -1,7 +1,7 @@
 """The catalog of topics: it creates, changes and deletes them.
 
 Every change is stored before it is visible here. Changes are made one at a time; reading needs no
-lock. A single broker and a cluster differ in where topics are stored: broker/topic_store.py.
+lock. A single broker and a cluster differ in where topics are stored: broker/topics/topic_store.py.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
-from broker import topic_names
-from broker.config import Settings
-from broker.effective_configs import effective
-from broker.known_topics import collision
 from broker.log.open_logs import OpenLogs, Partition
 from broker.log.topic import Topic
-from broker.topic_store import (
+from broker.settings.config import Settings
+from broker.settings.effective_configs import effective
+from broker.topics import topic_names
+from broker.topics.known_topics import collision
+from broker.topics.topic_store import (
     ChangedElsewhere,
     Refusals,
     TopicShard,
@@ -38,7 +38,7 @@ from broker.topic_store import (
     TopicStore,
     after,
 )
-from broker.watched_topics import WatchedTopics
+from broker.topics.watched_topics import WatchedTopics
 from common.counted_lines import counted
 from common.tasks import in_turns
 from protocol.errors import (

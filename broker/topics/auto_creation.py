@@ -4,7 +4,7 @@ Kafka answers such a request at once, with UNKNOWN_TOPIC_OR_PARTITION, and creat
 background; clients ask again. This broker waits for a while before it answers, so most clients find
 their topics in the first answer. Names that arrive while topics are being created are created
 together afterwards, each once, however many clients ask for it. The
-catalog (topics.py) does not know who asks, or why.
+catalog (catalog.py) does not know who asks, or why.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
-from broker.topics import MAX_NEW_PARTITIONS, NewTopic, Outcome, TopicCatalog
+from broker.topics.catalog import MAX_NEW_PARTITIONS, NewTopic, Outcome, TopicCatalog
 from common.counted_lines import counted
 from common.tasks import cancel
 from protocol.errors import KafkaError

@@ -34,10 +34,10 @@ from broker.api import APIS
 from broker.api.api_versions import unsupported_api_versions
 from broker.api.context import Api, CloseConnection, RequestContext
 from broker.memory import is_tiny
-from broker.named_addresses import DEFAULT_LISTENER
+from broker.monitoring.request_counts import ApiCounts
+from broker.net.named_addresses import DEFAULT_LISTENER
+from broker.net.sending import Outgoing, Piece, RecentCost, SlowClients, Turns
 from broker.node import Broker
-from broker.request_counts import ApiCounts
-from broker.sending import Outgoing, Piece, RecentCost, SlowClients, Turns
 from common.address import client_network
 from common.counted_lines import counted
 from protocol._frames import FrameError, FrameReader

@@ -1,11 +1,11 @@
-"""Topics in memory, by name and by id: a value without IO. topics.py changes topics."""
+"""Topics in memory, by name and by id: a value without IO. catalog.py changes topics."""
 
 from __future__ import annotations
 
 from uuid import UUID
 
-from broker import topic_names
 from broker.log.topic import Topic
+from broker.topics import topic_names
 from protocol.errors import InvalidTopic, TopicAlreadyExists
 
 

@@ -15,12 +15,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from uuid import UUID
 
-from broker.config import Settings
-from broker.effective_configs import effective
-from broker.known_topics import KnownTopics
 from broker.log.open_logs import OpenLogs
 from broker.log.topic import Topic
-from broker.topic_store import StoredTopics, TopicShard, TopicStore
+from broker.settings.config import Settings
+from broker.settings.effective_configs import effective
+from broker.topics.known_topics import KnownTopics
+from broker.topics.topic_store import StoredTopics, TopicShard, TopicStore
 from common.counted_lines import counted
 from common.tasks import Outage, Periodic, cancel, event_within
 from storage.engine import EngineError

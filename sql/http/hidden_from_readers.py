@@ -322,8 +322,8 @@ def _asks_for_columns(found: Sequence[Token], index: int) -> bool:
 
 _KNOWN = SHOWN_TABLES | PRIVATE_COLUMNS.keys()
 _ALL_PRIVATE = frozenset().union(*PRIVATE_COLUMNS.values())
-# Every other table of `system` (chdb-core 26.9); tests/clients/test_http_private.py holds them
-# against the engine.
+# Every other table of `system` (chdb-core 26.9). tests/clients/test_http_hidden_from_readers.py
+# holds them against the engine.
 _HIDDEN = word_set("""
     asynchronous_inserts asynchronous_loader azure_queue_metadata azure_queue_metadata_cache
     azure_queue_settings background_schedule_pool backups build_options certificates dashboards

@@ -1,4 +1,4 @@
-"""The settings: names, defaults, limits. broker/config_sources.py reads their values.
+"""The settings: names, defaults, limits. broker/settings/config_sources.py reads their values.
 
 Every field has its unit and one line of description. `brokerhouse config`, the flags of
 `brokerhouse serve` and docs/configuration.md are made from the fields. A value that no user has a
@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
-from broker.named_addresses import NamedAddress, listeners_text, parse_listeners
+from broker.net.named_addresses import NamedAddress, listeners_text, parse_listeners
 from common.address import Address, parse_address
 from common.process import memory_bytes
 from sql.http.settings import SqlLimits, SqlQueue, SqlSettings

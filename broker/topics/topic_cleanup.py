@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Sequence
 from uuid import UUID
 
 from broker.log.topic import Topic
-from broker.topic_store import TopicShard, TopicStore
-from broker.watched_topics import WatchedTopics
+from broker.topics.topic_store import TopicShard, TopicStore
+from broker.topics.watched_topics import WatchedTopics
 from common.counted_lines import counted
 from common.tasks import Outage, Periodic, event_within
 from storage.engine import Engine, EngineError

@@ -1,8 +1,8 @@
 """Configs of brokers, groups and client metrics, as administrators set them: texts by name.
 
 Every broker of a cluster has a copy and reads it again when another broker has changed something.
-broker/dynamic_settings.py applies the configs of a broker. Configs of topics belong to the topics
-(broker/topics.py).
+broker/settings/dynamic_settings.py applies the configs of a broker. Configs of topics belong to the
+topics (broker/topics/catalog.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from broker.admin_store import AdminStore
+from broker.settings.admin_store import AdminStore
 from common.tasks import Outage, Periodic
 from storage.engine import EngineError
 from storage.registry import LOOK_ANYWAY_S, Registry, announce

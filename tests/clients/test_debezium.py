@@ -47,11 +47,17 @@ OF_CLICKHOUSE = (
     " FROM shop.orders FINAL ORDER BY id"
 )
 TYPES = {
-    "id": "Int64", "shop": "Int32", "name": "Nullable(String)",
-    "paid": "Nullable(Decimal(18, 2))", "born": "Nullable(Date32)",
-    "at": "Nullable(DateTime64(6, 'UTC'))", "seen": "Nullable(DateTime64(6, 'UTC'))",
-    "tags": "Array(Nullable(String))", "_offset": "Int64", "_deleted": "UInt8",
-}  # fmt: skip
+    "id": "Int64",
+    "shop": "Int32",
+    "name": "Nullable(String)",
+    "paid": "Nullable(Decimal(18, 2))",
+    "born": "Nullable(Date32)",
+    "at": "Nullable(DateTime64(6, 'UTC'))",
+    "seen": "Nullable(DateTime64(6, 'UTC'))",
+    "tags": "Array(Nullable(String))",
+    "_offset": "Int64",
+    "_deleted": "UInt8",
+}
 
 
 def test_the_typed_table_equals_postgresqls_table_after_each_kind_of_change(

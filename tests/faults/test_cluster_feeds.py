@@ -63,9 +63,17 @@ class Events:
         self.tables = ClusterTables(cluster)
         create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
         self.tables(
-            "create", TABLE, "--topic", TOPIC, "--interval-ms", "10", "--partition-by", "id % 2",
-            "--columns", COLUMNS,
-        )  # fmt: skip
+            "create",
+            TABLE,
+            "--topic",
+            TOPIC,
+            "--interval-ms",
+            "10",
+            "--partition-by",
+            "id % 2",
+            "--columns",
+            COLUMNS,
+        )
         self._numbers = itertools.count()
 
     def record(self) -> tuple[str, str]:
@@ -116,8 +124,17 @@ def test_tables_that_records_name_are_made_on_every_shard_while_a_broker_is_kill
     """Each with the columns of all fields, wherever a field came first."""
     tables = ClusterTables(own_cluster)
     create_topic(own_cluster.bootstrap, TOPIC, PARTITIONS)
-    tables("create", "many.*", "--topic", TOPIC, "--route", "header=kind", "--interval-ms", "10",
-           "--add-columns")  # fmt: skip
+    tables(
+        "create",
+        "many.*",
+        "--topic",
+        TOPIC,
+        "--route",
+        "header=kind",
+        "--interval-ms",
+        "10",
+        "--add-columns",
+    )
     producer = Producer({"bootstrap.servers": own_cluster.bootstrap})
     kinds = ("one", "two")
 

@@ -87,8 +87,9 @@ def decimals(precision: int, scale: int) -> Iterator[Sent]:
         context.prec = 200
         most = (Decimal(10) ** precision - 1).scaleb(-scale)
         step = Decimal(1).scaleb(-scale)
-        drawn = [Decimal(some.randint(-(10**precision), 10**precision)).scaleb(-scale)
-                 for _ in range(10)]  # fmt: skip
+        drawn = [
+            Decimal(some.randint(-(10**precision), 10**precision)).scaleb(-scale) for _ in range(10)
+        ]
         for value in (most, -most, most + step, step, -step, step / 10, step * 5 / 2, *drawn):
             fits = abs(value) <= most and value % step == 0
             stored = _plain(value) if fits else DEAD
@@ -112,8 +113,13 @@ def days(first: datetime, last: datetime) -> Iterator[Sent]:
         fits = low <= number <= high
         stored = str((EPOCH + timedelta(days=number)).date()) if fits else DEAD
         yield from (Sent(str(number), stored), Sent(f"{number}.0", stored))
-    texts = {*(str((EPOCH + timedelta(days=n)).date()) for n in numbers if abs(n) < 10**6),
-             "0001-01-01", "0044-03-15", "9999-12-31", "1582-10-15"}  # fmt: skip
+    texts = {
+        *(str((EPOCH + timedelta(days=n)).date()) for n in numbers if abs(n) < 10**6),
+        "0001-01-01",
+        "0044-03-15",
+        "9999-12-31",
+        "1582-10-15",
+    }
     for text in sorted(texts):
         day = datetime.fromisoformat(text).replace(tzinfo=UTC)
         stored = text if first <= day <= last else DEAD
@@ -124,10 +130,30 @@ def days(first: datetime, last: datetime) -> Iterator[Sent]:
 
 
 _NO_DAYS = [
-    "0000-00-00", "0000-01-01", "2026-02-30", "2026-13-01", "2026-00-10", "-2026-01-01", "soon", "",
-    "12026-01-01", "+12026-01-01", "19782", "5", "10:00", "2026", "2026-05", "infinity", "Jan 5",
-    "2026-01-01x", "5 May", "31 Feb 2026", "24/13/2026", "24.11.26", "Tue, 24 November 2026",
-]  # fmt: skip
+    "0000-00-00",
+    "0000-01-01",
+    "2026-02-30",
+    "2026-13-01",
+    "2026-00-10",
+    "-2026-01-01",
+    "soon",
+    "",
+    "12026-01-01",
+    "+12026-01-01",
+    "19782",
+    "5",
+    "10:00",
+    "2026",
+    "2026-05",
+    "infinity",
+    "Jan 5",
+    "2026-01-01x",
+    "5 May",
+    "31 Feb 2026",
+    "24/13/2026",
+    "24.11.26",
+    "Tue, 24 November 2026",
+]
 
 
 def _no_days() -> Iterator[Sent]:
@@ -155,10 +181,20 @@ def moments(scale: int, first: datetime, last: datetime, *, whole_seconds: bool)
             )  # 1704067200.123, as ClickHouse has it
         if low <= tick <= high:
             yield from _texts_of(tick, scale)
-    for text in ("9999-12-31T23:59:59Z", "1850-01-01T00:00:00Z", "0044-03-15 12:00:00",
-                 "2300-01-01 00:00:00", "2026-01-01T24:00:00Z", "2026-01-01T10:60:00Z",
-                 "2026-01-01T23:59:60Z", "1704067200", "1704067200123", "10:00:00",
-                 "2026-01-01T10:00:00.", "2026-01-01T10:00:00+25:00"):  # fmt: skip
+    for text in (
+        "9999-12-31T23:59:59Z",
+        "1850-01-01T00:00:00Z",
+        "0044-03-15 12:00:00",
+        "2300-01-01 00:00:00",
+        "2026-01-01T24:00:00Z",
+        "2026-01-01T10:60:00Z",
+        "2026-01-01T23:59:60Z",
+        "1704067200",
+        "1704067200123",
+        "10:00:00",
+        "2026-01-01T10:00:00.",
+        "2026-01-01T10:00:00+25:00",
+    ):
         yield Sent(json.dumps(text), DEAD)
     yield from (one for one in _no_days() if one.json != "1.5" or whole_seconds)
 
@@ -190,8 +226,19 @@ def _texts_of(tick: int, scale: int) -> Iterator[Sent]:
 
 
 def texts() -> Iterator[Sent]:
-    for text in ("", "a", "ü", "\U0001f600", 'a"b\\c/d', "line\nline\ttab", "\x00\x1f", "null", "5",
-                 "x" * 5000, "\u2028"):  # fmt: skip
+    for text in (
+        "",
+        "a",
+        "ü",
+        "\U0001f600",
+        'a"b\\c/d',
+        "line\nline\ttab",
+        "\x00\x1f",
+        "null",
+        "5",
+        "x" * 5000,
+        "\u2028",
+    ):
         yield from (Sent(json.dumps(text), text), Sent(json.dumps(text, ensure_ascii=False), text))
     for number in ("5", "1.50", "-0", "1e3", "12345678901234567890123.4500"):
         yield Sent(number, number)
@@ -220,10 +267,7 @@ LAST_SECOND = datetime.fromtimestamp(2**32 - 1, UTC)
 LAST_NANO = datetime(2262, 4, 11, 23, 47, 16, tzinfo=UTC)
 
 SCALARS: Mapping[str, Callable[[], Iterator[Sent]]] = {
-    **{
-        f"UInt{bits}": partial(whole_numbers, 0, 2**bits - 1)
-        for bits in (8, 16, 32, 64, 128, 256)
-    },
+    **{f"UInt{bits}": partial(whole_numbers, 0, 2**bits - 1) for bits in (8, 16, 32, 64, 128, 256)},
     **{
         f"Int{bits}": partial(whole_numbers, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
         for bits in (8, 16, 32, 64, 128, 256)
@@ -235,13 +279,28 @@ SCALARS: Mapping[str, Callable[[], Iterator[Sent]]] = {
     "Decimal(38, 10)": lambda: decimals(38, 10),
     "Decimal(76, 38)": lambda: decimals(76, 38),
     "Bool": lambda: named(
-        ("true", "true"), ("false", "false"), ("1", "true"), ("0", "false"), ('"true"', "true"),
-        ('"FALSE"', "false"), ('"1"', "true"), ("2", DEAD), ("-1", DEAD), ("0.5", DEAD),
-        ('"yes"', DEAD), ('""', DEAD), ("[]", DEAD), ("1.0", "true"),
+        ("true", "true"),
+        ("false", "false"),
+        ("1", "true"),
+        ("0", "false"),
+        ('"true"', "true"),
+        ('"FALSE"', "false"),
+        ('"1"', "true"),
+        ("2", DEAD),
+        ("-1", DEAD),
+        ("0.5", DEAD),
+        ('"yes"', DEAD),
+        ('""', DEAD),
+        ("[]", DEAD),
+        ("1.0", "true"),
     ),
     "String": texts,
     "FixedString(3)": lambda: named(
-        ('"abc"', "abc"), ('"abcd"', DEAD), ('"üü"', DEAD), ('"üa"', "üa"), ("123", "123"),
+        ('"abc"', "abc"),
+        ('"abcd"', DEAD),
+        ('"üü"', DEAD),
+        ('"üa"', "üa"),
+        ("123", "123"),
         ("1234", DEAD),
     ),
     "Date": lambda: days(EPOCH, datetime(2149, 6, 6, tzinfo=UTC)),
@@ -252,23 +311,39 @@ SCALARS: Mapping[str, Callable[[], Iterator[Sent]]] = {
     "DateTime64(6, 'UTC')": lambda: moments(6, FIRST, LAST, whole_seconds=False),
     "DateTime64(9, 'UTC')": lambda: moments(9, FIRST, LAST_NANO, whole_seconds=False),
     "UUID": lambda: named(
-        (f'"{UUID_TEXT}"', UUID_TEXT), (f'"{UUID_TEXT.upper()}"', UUID_TEXT),
-        (f'"{UUID_TEXT.replace("-", "")}"', UUID_TEXT), (f'"{UUID_TEXT[:-1]}"', DEAD),
-        (f'"{UUID_TEXT}0"', DEAD), ('"c98f"', DEAD), ("5", DEAD), ('""', DEAD), ("{}", DEAD),
+        (f'"{UUID_TEXT}"', UUID_TEXT),
+        (f'"{UUID_TEXT.upper()}"', UUID_TEXT),
+        (f'"{UUID_TEXT.replace("-", "")}"', UUID_TEXT),
+        (f'"{UUID_TEXT[:-1]}"', DEAD),
+        (f'"{UUID_TEXT}0"', DEAD),
+        ('"c98f"', DEAD),
+        ("5", DEAD),
+        ('""', DEAD),
+        ("{}", DEAD),
     ),
     "IPv4": lambda: named(
-        ('"1.2.3.4"', "1.2.3.4"), ('"255.255.255.255"', "255.255.255.255"), ('"1.2.3.256"', DEAD),
-        ('"1.2.3"', DEAD), ('"1.2.3.4.5"', DEAD), ("5", DEAD), ('"01.2.3.4"', DEAD), ('""', DEAD),
+        ('"1.2.3.4"', "1.2.3.4"),
+        ('"255.255.255.255"', "255.255.255.255"),
+        ('"1.2.3.256"', DEAD),
+        ('"1.2.3"', DEAD),
+        ('"1.2.3.4.5"', DEAD),
+        ("5", DEAD),
+        ('"01.2.3.4"', DEAD),
+        ('""', DEAD),
     ),
     "IPv6": lambda: named(
-        ('"::1"', "::1"), ('"2001:db8::ff00:42:8329"', "2001:db8::ff00:42:8329"),
-        ('"::ffff:1.2.3.4"', "::ffff:1.2.3.4"), ('"::x"', DEAD), ('"1:2:3"', DEAD), ("1", DEAD),
+        ('"::1"', "::1"),
+        ('"2001:db8::ff00:42:8329"', "2001:db8::ff00:42:8329"),
+        ('"::ffff:1.2.3.4"', "::ffff:1.2.3.4"),
+        ('"::x"', DEAD),
+        ('"1:2:3"', DEAD),
+        ("1", DEAD),
     ),
     "Enum8('new' = 1, 'pa\\'id' = 2)": lambda: named(
-        ('"new"', "new"), ('"pa\'id"', "pa'id"), ('"lost"', DEAD), ("1", DEAD), ('""', DEAD),
+        ('"new"', "new"), ('"pa\'id"', "pa'id"), ('"lost"', DEAD), ("1", DEAD), ('""', DEAD)
     ),
     "Time": lambda: named(('"12:30:00"', "12:30:00"), ('"25"', DEAD), ('"x"', DEAD)),
-}  # fmt: skip
+}
 """By type, each value of which a record may be."""
 
 
@@ -307,8 +382,16 @@ NESTS: Mapping[str, Nest] = {
 }
 
 _NOT_OF_LOW_CARDINALITY = (
-    "Decimal", "Enum", "DateTime64", "Bool", "Time", "Int128", "UInt128", "Int256", "UInt256",
-)  # fmt: skip
+    "Decimal",
+    "Enum",
+    "DateTime64",
+    "Bool",
+    "Time",
+    "Int128",
+    "UInt128",
+    "Int256",
+    "UInt256",
+)
 
 
 def nests_of(kind: str) -> Mapping[str, Nest]:

@@ -18,9 +18,23 @@ CLUSTER = ClusterLayout("main", replicated=False, distributed=True)
 def row(name: str, version: int, *, status: str = "running", topic: str = "orders") -> Row:
     database, table = name.split(".")
     return [
-        name, "00000000-0000-0000-0000-000000000009", version, database, table, [topic], "json",
-        [], [], "earliest", 250, 0, status, 0, [], [],
-    ]  # fmt: skip
+        name,
+        "00000000-0000-0000-0000-000000000009",
+        version,
+        database,
+        table,
+        [topic],
+        "json",
+        [],
+        [],
+        "earliest",
+        250,
+        0,
+        status,
+        0,
+        [],
+        [],
+    ]
 
 
 class ShardStub:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -78,13 +79,9 @@ def test_the_typed_table_equals_postgresqls_table_after_each_kind_of_change(
         worker.configure("debezium", postgres_source(postgres, "pg", ["public.orders"], settings))
         records(broker.kafka, "pg.public.orders", lambda found: len(found) == 4)
         made = tables(
-            "create",
-            "shop.orders",
-            "--topic",
-            "pg.public.orders",
-            "--input-format",
-            "debezium",
-            "--yes",
+            *shlex.split(
+                "create shop.orders --topic pg.public.orders --input-format debezium --yes"
+            ),
         )
         assert "created shop.orders" in made
         until(lambda: in_clickhouse() == in_postgres(), "the table has the snapshot")

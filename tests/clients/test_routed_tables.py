@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 
 import confluent_kafka
@@ -167,16 +168,10 @@ def test_feeds_with_a_route_value_take_only_their_records(tables: TypedTables) -
     create_topic(tables.broker.kafka, "shared", 1)
     for table, value in (("own.a", "it's a"), ("own.b", "b\\")):
         tables(
-            "create",
-            table,
-            "--topic",
-            "shared",
-            "--columns",
-            "id UInt8",
-            "--route",
-            "header=to",
-            "--route-value",
-            value,
+            *shlex.split(
+                f"create {table} --topic shared --columns 'id UInt8' --route header=to"
+                f" --route-value {value}"
+            ),
         )
     produce(tables, "shared", {"id": 1}, headers={"to": "it's a"})
     produce(tables, "shared", {"id": 2}, headers={"to": "b\\"})
@@ -205,15 +200,10 @@ def test_a_router_leaves_a_table_of_another_feed_alone(tables: TypedTables) -> N
 def test_add_columns_adds_a_column_for_each_new_field(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "growing", 1)
     tables(
-        "create",
-        "grown.t",
-        "--topic",
-        "growing",
-        "--columns",
-        "id UInt8, city String",
-        "--path",
-        "city=address.city",
-        "--add-columns",
+        *shlex.split(
+            "create grown.t --topic growing --columns 'id UInt8, city String'"
+            " --path city=address.city --add-columns"
+        ),
     )
     produce(tables, "growing", {"id": 1, "address": {"city": "Ulm"}})
     produce(tables, "growing", {"id": 2, "count": 7, "ok": True, "at": "2026-11-25", "_key": "no"})

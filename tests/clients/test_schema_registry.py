@@ -5,6 +5,7 @@ The registry is Apicurio's, which keeps its schemas in a topic of the same broke
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,12 +122,10 @@ def message_class(directory: Path, order: str) -> type[Any]:
     subprocess.run(
         [
             sys.executable,
-            "-m",
-            "grpc_tools.protoc",
-            "-I.",
-            "--include_imports",
-            "--descriptor_set_out=set",
-            "shop/order.proto",
+            *shlex.split(
+                "-m grpc_tools.protoc -I. --include_imports"
+                " --descriptor_set_out=set shop/order.proto"
+            ),
         ],
         cwd=directory,
         check=True,
@@ -147,13 +146,7 @@ def test_avro_schemas_of_a_registry_evolve_while_the_feed_runs(registered: Regis
     registered.client.register_schema("shop.Money", Schema(MONEY_AVRO, "AVRO"))
     create_topic(registered.broker.kafka, "avro", 1)
     tables(
-        "create",
-        "avro.orders",
-        "--topic",
-        "avro",
-        "--input-format",
-        "avro",
-        "--columns",
+        *shlex.split("create avro.orders --topic avro --input-format avro --columns"),
         COLUMNS,
         "--path",
         "amount=price.amount",
@@ -181,13 +174,7 @@ def test_protobuf_schemas_of_a_registry_evolve_while_the_feed_runs(
     tables = registered.tables
     create_topic(registered.broker.kafka, "protobuf", 1)
     tables(
-        "create",
-        "protobuf.orders",
-        "--topic",
-        "protobuf",
-        "--input-format",
-        "protobuf",
-        "--columns",
+        *shlex.split("create protobuf.orders --topic protobuf --input-format protobuf --columns"),
         COLUMNS,
         "--path",
         "amount=price.amount",
@@ -217,14 +204,7 @@ def test_a_feed_waits_for_a_registry_that_was_killed(registered: Registered) -> 
     schema = '{"type": "record", "name": "Only", "fields": [{"name": "id", "type": "long"}]}'
     create_topic(registered.broker.kafka, "waiting", 1)
     tables(
-        "create",
-        "waiting.t",
-        "--topic",
-        "waiting",
-        "--input-format",
-        "avro",
-        "--columns",
-        "id UInt64",
+        *shlex.split("create waiting.t --topic waiting --input-format avro --columns 'id UInt64'"),
     )
     tables("pause", "waiting.t")
     registered.produce("waiting", AvroSerializer(registered.client, schema), {"id": 7})

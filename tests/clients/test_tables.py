@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import zlib
 from collections.abc import Iterator
@@ -38,13 +39,7 @@ def test_a_table_is_made_and_filled_and_its_feed_is_in_sql(tables: TypedTables) 
     create_topic(tables.broker.kafka, "orders", 2)
     columns = "id UInt64, at DateTime64(3, 'UTC'), amount Decimal(18,2), _offset Int64"
     made = tables(
-        "create",
-        "shop.orders",
-        "--topic",
-        "orders",
-        "--input-format",
-        "json",
-        "--columns",
+        *shlex.split("create shop.orders --topic orders --input-format json --columns"),
         columns,
         "--order-by",
         "id",
@@ -328,13 +323,7 @@ def test_a_feed_begins_at_the_latest_offset_or_at_a_time(tables: TypedTables) ->
     tables.await_fed("begun.latest", 1)
     tables.produce("begun", '{"id": 2}')
     tables(
-        "create",
-        "begun.at",
-        "--topic",
-        "begun",
-        "--columns",
-        "id UInt8",
-        "--offset",
+        *shlex.split("create begun.at --topic begun --columns 'id UInt8' --offset"),
         f"@{row['ms']}",
     )
     for table in ("begun.latest", "begun.at"):
@@ -354,15 +343,10 @@ def test_create_topics_creates_missing_topics_on_the_broker_of_bootstrap(
     assert tables.sql("SELECT id FROM made.t") == [{"id": 7}]
     assert tables.sql("SELECT name FROM brokerhouse.topics WHERE name = 'too'") == [{"name": "too"}]
     refused = tables.refused(
-        "create",
-        "x.t",
-        "--topic",
-        "a/b",
-        "--columns",
-        "a String",
-        "--create-topics",
-        "--bootstrap",
-        tables.broker.kafka,
+        *shlex.split(
+            "create x.t --topic a/b --columns 'a String' --create-topics"
+            f" --bootstrap {tables.broker.kafka}"
+        ),
     )
     assert "topic a/b" in refused
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -89,12 +90,9 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> descriptor_pool.Descriptor
     subprocess.run(
         [
             sys.executable,
-            "-m",
-            "grpc_tools.protoc",
-            "-I.",
-            "--include_imports",
-            "--descriptor_set_out=set",
-            "order.proto",
+            *shlex.split(
+                "-m grpc_tools.protoc -I. --include_imports --descriptor_set_out=set order.proto"
+            ),
         ],
         cwd=directory,
         check=True,

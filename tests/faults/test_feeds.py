@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,15 +66,9 @@ def check_table_equals_log(
     tables = TypedTables(broker)
     create_topic(broker.kafka, TOPIC, PARTITIONS)
     tables(
-        "create",
-        TABLE,
-        "--topic",
-        TOPIC,
-        "--interval-ms",
-        "10",
-        "--partition-by",
-        "id % 2",
-        "--columns",
+        *shlex.split(
+            f"create {TABLE} --topic {TOPIC} --interval-ms 10 --partition-by 'id % 2' --columns"
+        ),
         COLUMNS,
     )
     record, sent = numbered("json")
@@ -155,15 +150,10 @@ def check_formats(
         for kind in kinds:
             create_topic(broker.kafka, kind, PARTITIONS)
             tables(
-                "create",
-                f"fed.{kind}",
-                "--topic",
-                kind,
-                "--input-format",
-                kind,
-                "--interval-ms",
-                "10",
-                "--columns",
+                *shlex.split(
+                    f"create fed.{kind} --topic {kind} --input-format {kind} --interval-ms 10"
+                    " --columns"
+                ),
                 COLUMNS,
                 "--engine",
                 "MergeTree",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,19 +27,11 @@ class FeedJob:
         """`target`: URL of the ClickHouse that has the table; the broker's own, if not given."""
         self._command = [
             sys.executable,
-            "-m",
-            "broker.cli",
-            "jobs",
-            "run",
-            "feed",
+            *shlex.split("-m broker.cli jobs run feed"),
             *arguments,
-            "--bootstrap",
-            broker.kafka,
-            "--http",
+            *shlex.split(f"--bootstrap {broker.kafka} --http"),
             target or broker.http_url,
-            "--master",
-            "local[2]",
-            "--jars",
+            *shlex.split("--master local[2] --jars"),
             ",".join(tools.spark_source_jars()),
         ]
         if target is None:

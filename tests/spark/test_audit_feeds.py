@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -224,16 +225,10 @@ def fill(tables: TypedTables) -> None:
     tables("create", GONE, "--topic", "gone", "--columns", "id UInt64")
     tables("create", UNCOUNTED, "--topic", "healthy", "--columns", "id UInt64")
     tables(
-        "create",
-        LATEST,
-        "--topic",
-        "healthy",
-        "--columns",
-        "id UInt64",
-        "--order-by",
-        "intDiv(id, 4)",
-        "--engine",
-        "ReplacingMergeTree",
+        *shlex.split(
+            f"create {LATEST} --topic healthy --columns 'id UInt64' --order-by 'intDiv(id, 4)'"
+            " --engine ReplacingMergeTree"
+        ),
     )
     tables("create", "many.*", "--topic", "routed", "--route", "header=kind")
     tables.produce("routed", '{"id": 1}')  # nothing names its table

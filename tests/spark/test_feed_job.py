@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -58,13 +59,10 @@ def test_a_run_that_may_store_no_dead_letter_ends_at_once_with_one_sentence(
     ended = CliRunner().invoke(
         feed.command,
         [
-            TABLE,
-            "--topic",
-            "events",
-            "--bootstrap",
-            sink_broker.kafka,
-            "--http",
-            sink_broker.http_url,
+            *shlex.split(
+                f"{TABLE} --topic events --bootstrap {sink_broker.kafka}"
+                f" --http {sink_broker.http_url}"
+            ),
             *credentials,
             "--columns",
             "id UInt64",
@@ -201,17 +199,9 @@ class Numbers:
 SETTLED_S = 0.3
 """Statements of a job that was stopped have come to their end."""
 KILLED = (
-    TABLE,
-    "--topic",
-    "events",
-    "--columns",
+    *shlex.split(f"{TABLE} --topic events --columns"),
     COLUMNS,
-    "--block-records",
-    "3000",
-    "--partition-by",
-    "id % 2",
-    "--interval-ms",
-    "10",
+    *shlex.split("--block-records 3000 --partition-by 'id % 2' --interval-ms 10"),
 )
 
 
@@ -355,11 +345,7 @@ def test_avro_and_protobuf_become_rows_by_schemas_of_a_registry(tables: TypedTab
             tables.broker, "fed.avro", "--topic", "avro", "--input-format", "avro", *more
         ) + run_feed(
             tables.broker,
-            "fed.protobuf",
-            "--topic",
-            "protobuf",
-            "--input-format",
-            "protobuf",
+            *shlex.split("fed.protobuf --topic protobuf --input-format protobuf"),
             *more,
         )
     finally:
@@ -415,13 +401,7 @@ def test_csv_gives_the_same_rows_as_the_brokers_own_feed(tables: TypedTables) ->
     create_topic(tables.broker.kafka, "csv", 1)
     produce(tables, "csv", *CSV)
     tables(
-        "create",
-        "own.csv",
-        "--topic",
-        "csv",
-        "--input-format",
-        "csv",
-        "--columns",
+        *shlex.split("create own.csv --topic csv --input-format csv --columns"),
         CSV_COLUMNS,
         "--order-by",
         "id",
@@ -429,16 +409,9 @@ def test_csv_gives_the_same_rows_as_the_brokers_own_feed(tables: TypedTables) ->
     # In blocks of three: a quote that is open must not reach others in any of them.
     told = run_feed(
         tables.broker,
-        "fed.csv",
-        "--topic",
-        "csv",
-        "--input-format",
-        "csv",
-        "--columns",
+        *shlex.split("fed.csv --topic csv --input-format csv --columns"),
         CSV_COLUMNS,
-        "--once",
-        "--block-records",
-        "3",
+        *shlex.split("--once --block-records 3"),
     )
     tables.await_fed("own.csv", len(CSV))
 
@@ -473,15 +446,9 @@ def test_debezium_changes_give_the_same_rows_as_the_brokers_own_feed(
     tables("create", "own.changes", "--topic", "changes", "--input-format", "debezium", *options)
     told = run_feed(
         tables.broker,
-        "fed.changes",
-        "--topic",
-        "changes",
-        "--input-format",
-        "debezium",
+        *shlex.split("fed.changes --topic changes --input-format debezium"),
         *options,
-        "--once",
-        "--block-records",
-        "3",
+        *shlex.split("--once --block-records 3"),
     )
     tables.await_fed("own.changes", len(records))
 

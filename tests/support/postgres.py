@@ -7,6 +7,7 @@ read the directories of pytest.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -47,11 +48,9 @@ class Postgres(ServerProcess):
             [
                 *_as_user(),
                 tools.postgres_program("initdb"),
-                "--no-sync",
-                "--auth=trust",
-                f"--username={USER}",
-                "--locale=C",
-                "--encoding=UTF8",
+                *shlex.split(
+                    f"--no-sync --auth=trust --username={USER} --locale=C --encoding=UTF8"
+                ),
                 str(self._data),
             ],
             directory=Path("/"),
@@ -73,15 +72,10 @@ class Postgres(ServerProcess):
         """What psql prints for the statements. Each is a transaction of its own."""
         psql = [
             tools.program("psql"),
-            "--no-psqlrc",
-            "--quiet",
-            "--tuples-only",
-            "--no-align",
-            "--set=ON_ERROR_STOP=1",
-            f"--host={HOST}",
-            f"--port={self.port}",
-            f"--username={USER}",
-            f"--dbname={DATABASE}",
+            *shlex.split(
+                f"--no-psqlrc --quiet --tuples-only --no-align --set=ON_ERROR_STOP=1 --host={HOST}"
+                f" --port={self.port} --username={USER} --dbname={DATABASE}"
+            ),
         ]
         printed, _ = tools.run(
             [*psql, *(f"--command={statement}" for statement in statements)], limit_s=LIMIT_S

@@ -101,7 +101,7 @@ def test_columns_are_inferred_and_shown_before_anything_is_made(tables: TypedTab
     assert tables.sql("SELECT name FROM system.databases WHERE name = 'made'") == []
     printed = tables(*arguments, stdin="y\n")
     assert "user.name" in printed
-    assert "left out: '_block'" in printed
+    assert "left out fields whose names no column can have: '_block'" in printed
     tables.await_rows("made.guessed", 3)
     assert tables.sql("SELECT id, user_name, score, tags FROM made.guessed ORDER BY id") == [
         {"id": 1, "user_name": "a", "score": 1, "tags": ["x"]},

@@ -383,40 +383,12 @@ def _variant(kind: ColumnType, bare: ColumnType, times: TimeSettings) -> Convers
     return Conversion(kind, ScanNode("variant", True, children=children), f"Tuple({written})", sql)
 
 
+_ORDERED = """
+Bool UInt8 Int8 UInt16 Int16 UInt32 Int32 UInt64 Int64 UInt128 Int128 UInt256 Int256 Float64 Float32
+Decimal Date Date32 DateTime DateTime64 UUID IPv4 IPv6 Enum8 Enum16 FixedString
+"""
 _RANK: Mapping[str, int] = {
-    **{
-        name: place
-        for place, name in enumerate(
-            (
-                "Bool",
-                "UInt8",
-                "Int8",
-                "UInt16",
-                "Int16",
-                "UInt32",
-                "Int32",
-                "UInt64",
-                "Int64",
-                "UInt128",
-                "Int128",
-                "UInt256",
-                "Int256",
-                "Float64",
-                "Float32",
-                "Decimal",
-                "Date",
-                "Date32",
-                "DateTime",
-                "DateTime64",
-                "UUID",
-                "IPv4",
-                "IPv6",
-                "Enum8",
-                "Enum16",
-                "FixedString",
-            )
-        )
-    },
+    **{name: place for place, name in enumerate(_ORDERED.split())},
     "String": 100,
 }
 

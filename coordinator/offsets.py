@@ -96,8 +96,9 @@ class CommittedOffsets:
             except EngineError as error:  # a full disk; they are not served in any case
                 log.error(
                     "cannot delete %d offsets of deleted topics, retrying at the next start: %s",
-                    len(orphans), error,
-                )  # fmt: skip
+                    len(orphans),
+                    error,
+                )
 
     async def load_groups(self, chosen: Callable[[str], bool]) -> None:
         """Read anew the offsets of groups that this broker coordinates from now on.

@@ -231,10 +231,8 @@ def storing_statement(feed: FeedDefinition) -> tuple[str, dict[str, Parameter]]:
 
 
 def _definition(row: Row) -> FeedDefinition:
-    (
-        name, feed_id, version, database, table, topics, kind, columns, paths, start, interval_ms,
-        stop_on_error, status, replay_asked_ms, option_names, option_values,
-    ) = row  # fmt: skip
+    name, feed_id, version, database, table, topics, kind, columns, paths, *more = row
+    start, interval_ms, stop_on_error, status, replay_asked_ms, option_names, option_values = more
     if split_name(name) != (database, table):
         raise FeedDefinitionError(f"its table is {database}.{table}")
     if not START.fullmatch(start):

@@ -124,11 +124,14 @@ class PartitionFeeder:
             writer = self._shards.named(state.shard).writer
             *earlier, name = (
                 token(
-                    self._feed.feed_id, str(self._source.topic_id), self._source.partition,
-                    state.offsets, attempt,
+                    self._feed.feed_id,
+                    str(self._source.topic_id),
+                    self._source.partition,
+                    state.offsets,
+                    attempt,
                 )
                 for attempt in range(state.attempt + 1)
-            )  # fmt: skip
+            )
             try:
                 # Behind the change that has given them up: a feeder that is fenced must not remove
                 # what its successor has stored.

@@ -137,8 +137,9 @@ def _type_of(values: Sequence[Any], with_dates: bool) -> str:
     if kinds == {int}:
         return _whole(values)
     if kinds and kinds <= {int, float, ExactNumber}:
-        return _number([Decimal(repr(one)) if isinstance(one, float) else Decimal(one)
-                        for one in values])  # fmt: skip
+        return _number(
+            [Decimal(repr(one)) if isinstance(one, float) else Decimal(one) for one in values]
+        )
     if kinds == {list}:
         items = [item for value in values for item in value if item is not None]
         return f"Array({column_type(items)})"

@@ -203,9 +203,13 @@ class BlockStatements:
         """Puts the rows into the table. Parameters: those of `SOURCE`."""
         names = ", ".join(quoted(column.name) for column in self.columns)
         of_kafka = {
-            "_topic": "{topic:String}", "_partition": "{partition:Int32}", "_offset": "_offset",
-            "_timestamp": "record.timestamp", "_key": "record.key", "_headers": "record.headers",
-        }  # fmt: skip
+            "_topic": "{topic:String}",
+            "_partition": "{partition:Int32}",
+            "_offset": "_offset",
+            "_timestamp": "record.timestamp",
+            "_key": "record.key",
+            "_headers": "record.headers",
+        }
         rows = f"(SELECT * FROM {ROWS_TABLE} WHERE _offset NOT IN {MISFITS}) AS feed_rows"
         if {"_timestamp", "_key", "_headers"} & {one.name for one in self.columns}:
             rows += (

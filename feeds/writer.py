@@ -278,10 +278,13 @@ class BlockWriter(PartitionWriter):
         source = f"{SOURCE} AND {feed.condition} AND {condition}"
         try:
             return BlockStatements(
-                feed.database, feed.table, feed.format,
-                columns_of(found, feed.paths, feed.options.units), source,
+                feed.database,
+                feed.table,
+                feed.format,
+                columns_of(found, feed.paths, feed.options.units),
+                source,
                 collects_unknown=feed.options.add_columns,
-            )  # fmt: skip
+            )
         except ValueError as error:
             raise EngineError(f"{feed.database}.{feed.table}: {error}") from error
 
@@ -325,10 +328,15 @@ class BlockWriter(PartitionWriter):
         columns = [column.as_list() for column in statements.columns]
         answer = await self._decoder.decode(
             DecodeRequest(
-                self._values_path, self._path, mark, feed.format.value, columns,
-                self._decoder.registry, collects,
+                self._values_path,
+                self._path,
+                mark,
+                feed.format.value,
+                columns,
+                self._decoder.registry,
+                collects,
             )
-        )  # fmt: skip
+        )
         return [InferredColumn(name, kind, path_as_text((name,))) for name, kind in answer.unknown]
 
     async def _add_columns(self, feed: FeedDefinition, unknown: Sequence[InferredColumn]) -> bool:
@@ -376,9 +384,7 @@ class BlockWriter(PartitionWriter):
         )
 
 
-def scan_file(
-    layout: RowLayout, values: str, rows: str, mark: str
-) -> Sequence[InferredColumn]:  # fmt: skip
+def scan_file(layout: RowLayout, values: str, rows: str, mark: str) -> Sequence[InferredColumn]:
     """Make the scanner's rows of a file of values. Paths; see `BlockStatements.values`.
 
     Returns columns for fields that have none, if the layout collects them.

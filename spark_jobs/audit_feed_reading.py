@@ -62,8 +62,9 @@ def audit_feeds_of_brokers(run: JobRun, shards: Sequence[SqlServers]) -> FeedAud
     if not feeds:
         return None
     parameters: dict[str, Parameter] = {
-        "topics": run.topics, "feeds": [feed.feed_id for feed in feeds],
-    }  # fmt: skip
+        "topics": run.topics,
+        "feeds": [feed.feed_id for feed in feeds],
+    }
     of_blocks = [[Query(query("audit_feed_blocks"), parameters)]] * len(shards)
     spark = run.spark(len(feeds))
     history = answers_of_shards(spark, shards, of_blocks, BLOCKS).cache()
@@ -136,8 +137,10 @@ def _there(
         is_shard = servers.database == SHARD_DATABASE
         table = local_name(feed.table) if is_shard else feed.table
         names: dict[str, Parameter] = {
-            "database": feed.database, "table": table, "block": BLOCK_COLUMN,
-        }  # fmt: skip
+            "database": feed.database,
+            "table": table,
+            "block": BLOCK_COLUMN,
+        }
         ((columns, block),) = servers.rows(_COLUMNS, names)
         if block and not _replaces(servers, feed.database, table):
             found.append(_FedTable(feed.feed_id, feed.database, table))

@@ -48,13 +48,19 @@ def feed_findings(
         .where("NOT (first = first_before AND end = end_before)")
     )
     backward = _finding(
-        pairs.where("end <= first_before"), "backward", "first", "end",
+        pairs.where("end <= first_before"),
+        "backward",
+        "first",
+        "end",
         "format_string('begun after the block from %d on', first_before)",
-    )  # fmt: skip
+    )
     overlap = _finding(
-        pairs.where("end > first_before AND first < end_before"), "overlap", "first",
-        "least(end, end_before)", "format_string('begun after the block up to %d', end_before - 1)",
-    )  # fmt: skip
+        pairs.where("end > first_before AND first < end_before"),
+        "overlap",
+        "first",
+        "least(end, end_before)",
+        "format_string('begun after the block up to %d', end_before - 1)",
+    )
     gap = _finding(
         pairs.where("first > reached"), "gap", "reached", "first", "'in no block of the feed'"
     )
@@ -64,8 +70,11 @@ def feed_findings(
     )
     unfinished = _finding(
         left.join(completed.select(*FEED, "first", "end"), [*FEED, "first", "end"], "left_anti"),
-        "gap", "first", "end", "'the block was never completed'",
-    )  # fmt: skip
+        "gap",
+        "first",
+        "end",
+        "'the block was never completed'",
+    )
     return (
         backward.unionByName(overlap)
         .unionByName(gap)
@@ -78,17 +87,21 @@ def _counts(completed: DataFrame, stored: DataFrame, uncounted: Collection[str])
     """Where rows do not add up, in the history or in the table."""
     # A state that is written again, by the next feeder, repeats the block.
     blocks = completed.groupBy(*FEED, "first", "end").agg(
-        F.max("rows").alias("rows"), F.max("total_rows").alias("total_rows"),
+        F.max("rows").alias("rows"),
+        F.max("total_rows").alias("total_rows"),
         F.max("at_ms").alias("at_ms"),
-    )  # fmt: skip
+    )
     order = Window.partitionBy(FEED).orderBy("first", "end")
     added = blocks.withColumn("total_before", F.lag("total_rows").over(order)).where(
         "total_before IS NOT NULL AND total_before + rows != total_rows"
     )
     wrong_sum = _finding(
-        added, "gap", "first", "end",
+        added,
+        "gap",
+        "first",
+        "end",
         "format_string('%d rows and %d before are not %d', rows, total_before, total_rows)",
-    )  # fmt: skip
+    )
     block = ["feed_id", "topic_id", "partition", "first"]
     there = (
         blocks.where(~F.col("feed_id").isin(*uncounted))
@@ -103,7 +116,14 @@ def _counts(completed: DataFrame, stored: DataFrame, uncounted: Collection[str])
 
 def _finding(frame: DataFrame, kind: str, first: str, end: str, detail: str) -> DataFrame:
     return frame.select(
-        F.lit(kind).alias("kind"), F.lit("feed").alias("of"), "topic", "topic_id", "partition",
-        "group_id", F.expr(first).alias("first"), (F.expr(end) - 1).alias("last"), "at_ms",
+        F.lit(kind).alias("kind"),
+        F.lit("feed").alias("of"),
+        "topic",
+        "topic_id",
+        "partition",
+        "group_id",
+        F.expr(first).alias("first"),
+        (F.expr(end) - 1).alias("last"),
+        "at_ms",
         F.expr(detail).alias("detail"),
-    )  # fmt: skip
+    )

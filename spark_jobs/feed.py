@@ -172,9 +172,14 @@ class FeedRun:
     def _replay_task(self, asked_ms: int) -> ReplayTask:
         task = self._with_columns()
         return ReplayTask(
-            task.servers, task.registry, task.feed, task.feeder, task.topics, task.block_records,
+            task.servers,
+            task.registry,
+            task.feed,
+            task.feeder,
+            task.topics,
+            task.block_records,
             asked_ms,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,9 +302,10 @@ def _to_pairs(
     help="Of Kafka's clients, as in security.protocol=SSL; may be repeated.",
 )
 @click.option(
-    "--jars", metavar="PATH[,...]",
+    "--jars",
+    metavar="PATH[,...]",
     help="Spark's Kafka source. Without it, Spark fetches it from Maven Central.",
-)  # fmt: skip
+)
 def command(
     run: JobRun,
     /,

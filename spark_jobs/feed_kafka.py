@@ -42,9 +42,11 @@ class KafkaTopics:
         )
 
     def ranges(
-        self, spark: SparkSession, begin: Mapping[TopicPartition, int],
+        self,
+        spark: SparkSession,
+        begin: Mapping[TopicPartition, int],
         end: Mapping[TopicPartition, int],
-    ) -> DataFrame:  # fmt: skip
+    ) -> DataFrame:
         """The committed records of ranges of offsets."""
         assigned: dict[str, list[int]] = {}
         for topic, partition in begin:
@@ -71,9 +73,7 @@ def find_topics(spark: SparkSession, options: Mapping[str, str], pattern: str) -
         return KafkaTopics(options, admin.ids(sorted(names)))
 
 
-def offsets_at(
-    spark: SparkSession, topics: KafkaTopics, place: str
-) -> dict[TopicPartition, int]:  # fmt: skip
+def offsets_at(spark: SparkSession, topics: KafkaTopics, place: str) -> dict[TopicPartition, int]:
     """Where each partition begins. `place`: earliest, latest, or milliseconds since 1970.
 
     Raises JobFailure.

@@ -305,9 +305,13 @@ class SparkFeedProgress(FeedChanges[None]):
     """In Spark's workers and its driver. Everything raises SqlFailure."""
 
     def __init__(
-        self, servers: SqlServers, registry: FeedRegistry, feed: tuple[str, str], feeder: str,
+        self,
+        servers: SqlServers,
+        registry: FeedRegistry,
+        feed: tuple[str, str],
+        feeder: str,
         source: FeedSource,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`feed`: its name and its id. `feeder`: the run of the job."""
         super().__init__(*feed, source, feeder)
         self._servers = servers

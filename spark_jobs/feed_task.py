@@ -185,9 +185,13 @@ class PartitionBlocks:
         session = f"{self._task.feeder}-{self._source.topic_id}-{self._source.partition}"
         while True:
             writer = SparkBlockWriter(
-                self._task.servers, attempts.url, session, self._task.feed, self._source,
+                self._task.servers,
+                attempts.url,
+                session,
+                self._task.feed,
+                self._source,
                 self._progress.fence,
-            )  # fmt: skip
+            )
             try:
                 counted = self._write(writer, rows, again=again)
             except SqlUnavailable as error:

@@ -46,9 +46,11 @@ class ValueScan:
             ]
             table = pa.table(batch)
             place = table.column_names.index("value")
-            yield from table.set_column(
-                place, "value", pa.array(rows, pa.binary())
-            ).combine_chunks().to_batches()  # fmt: skip
+            yield from (
+                table.set_column(place, "value", pa.array(rows, pa.binary()))
+                .combine_chunks()
+                .to_batches()
+            )
 
     def _values(self, batch: pa.RecordBatch) -> list[bytes | None]:
         values: list[bytes | None] = batch.column("value").to_pylist()

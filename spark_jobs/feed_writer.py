@@ -72,18 +72,26 @@ class SparkBlockWriter:
     """Writes blocks of one partition through one server. Everything raises SqlFailure."""
 
     def __init__(
-        self, servers: SqlServers, url: str, session: str, feed: SparkFeed, source: FeedSource,
+        self,
+        servers: SqlServers,
+        url: str,
+        session: str,
+        feed: SparkFeed,
+        source: FeedSource,
         fence: Fence,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`session`: a name that nobody else uses now."""
         self._fence = fence
         self._session = HttpSession(servers, url, session)
         self._feed = feed
         self._source = source
         self._statements = BlockStatements(
-            feed.database, feed.table, feed.format, feed.columns,
+            feed.database,
+            feed.table,
+            feed.format,
+            feed.columns,
             f"FROM {_RECORDS_TABLE} WHERE true",
-        )  # fmt: skip
+        )
 
     def write(self, state: FeedState, records: pa.Table | None, *, again: bool) -> Counted:
         """Store the block that has begun: its rows and its dead letters. Safe to repeat.
@@ -134,9 +142,7 @@ class SparkBlockWriter:
 
         Where rows replace each other they stay (feeds/writer.py).
         """
-        table: dict[str, Parameter] = {
-            "database": self._feed.database, "table": self._feed.table,
-        }  # fmt: skip
+        table: dict[str, Parameter] = {"database": self._feed.database, "table": self._feed.table}
         if self._session.rows(REPLACES, table) == [[1]]:
             return
         self._session.execute(

@@ -71,7 +71,7 @@ def _last_records(server: FeedServer, topic: str, count: int) -> list[tuple[byte
         f" FROM {server.database}.messages_committed WHERE topic = {{t:String}}"
         f" AND value IS NOT NULL ORDER BY partition DESC, offset DESC LIMIT {count}",
         t=topic,
-    )  # fmt: skip
+    )
     return [(base64.b64decode(row["key"]), base64.b64decode(row["value"])) for row in found]
 
 

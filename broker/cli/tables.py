@@ -224,11 +224,17 @@ def create_table(
         " JSONExtract({paths:String}, 'Map(String, String)'), {start:String}, {interval:UInt32},"
         " {stop:Bool}, JSONExtract({options:String}, 'Map(String, String)'), 'running',"
         " fromUnixTimestamp64Milli(0)",
-        name=name, d=database, t=table, topics=json.dumps(list(topics)), kind=kind,
-        paths=json.dumps(dict(paths)), start=start, interval=str(interval_ms),
+        name=name,
+        d=database,
+        t=table,
+        topics=json.dumps(list(topics)),
+        kind=kind,
+        paths=json.dumps(dict(paths)),
+        start=start,
+        interval=str(interval_ms),
         stop=str(stop_on_error).lower(),
         options=json.dumps(options.as_map()),
-    )  # fmt: skip
+    )
     click.echo(f"created {name}, filled from {', '.join(topics)}")
 
 
@@ -288,15 +294,19 @@ def _has_table(server: FeedServer, database: str, table: str) -> bool:
     return bool(
         server.rows(
             "SELECT 1 FROM system.tables WHERE database = {d:String} AND name = {t:String}",
-            d=database, t=table,
+            d=database,
+            t=table,
         )
-    )  # fmt: skip
+    )
 
 
 def _check_columns(
-    server: FeedServer, table: tuple[str, str], kind: Format, paths: Mapping[str, str],
+    server: FeedServer,
+    table: tuple[str, str],
+    kind: Format,
+    paths: Mapping[str, str],
     units: Mapping[str, str],
-) -> None:  # fmt: skip
+) -> None:
     """Raises `click.ClickException` if a feed could not fill the table."""
     database, name = table
     rows = server.rows(columns_statement(), database=database, table=name)

@@ -135,9 +135,11 @@ class _RunningFeed:
         if dead_letters:
             log.warning(
                 "feed %s: %d records of %s are dead letters",
-                self.feed.name, dead_letters, partition,
+                self.feed.name,
+                dead_letters,
+                partition,
                 extra=counted(self.feed.name),
-            )  # fmt: skip
+            )
             if self.feed.stop_on_error:
                 await self._host.definitions.pause(self.feed)
 
@@ -147,8 +149,11 @@ class _RunningFeed:
         if counted != Counted():
             log.info(
                 "feed %s: dead letters of %s were parsed again: %d rows, %d are still dead",
-                self.feed.name, partition, counted.rows, counted.dead_letters,
-            )  # fmt: skip
+                self.feed.name,
+                partition,
+                counted.rows,
+                counted.dead_letters,
+            )
 
     async def _open(self, partition: FeedPartition) -> PartitionFeeder | None:
         """None if the feed cannot begin in this partition yet."""

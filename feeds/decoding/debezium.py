@@ -350,9 +350,7 @@ _NAMED: Mapping[str, Convert] = {
     f"{_TIME}IsoTime": _without_zone,
     f"{_TIME}IsoTimestamp": _without_zone,
 }
-_TYPES: Mapping[str, Convert] = {
-    "bytes": _bytes, "array": _array, "map": _map, "struct": _struct,
-}  # fmt: skip
+_TYPES: Mapping[str, Convert] = {"bytes": _bytes, "array": _array, "map": _map, "struct": _struct}
 
 # --- large values that PostgreSQL does not send
 

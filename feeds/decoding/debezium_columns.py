@@ -82,9 +82,16 @@ def _bits(parameters: Mapping[str, str]) -> str:
 
 
 _TYPES: Mapping[str, str] = {
-    "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64", "boolean": "Bool",
-    "float": "Float32", "double": "Float64", "string": "String", "bytes": "String",
-}  # fmt: skip
+    "int8": "Int8",
+    "int16": "Int16",
+    "int32": "Int32",
+    "int64": "Int64",
+    "boolean": "Bool",
+    "float": "Float32",
+    "double": "Float64",
+    "string": "String",
+    "bytes": "String",
+}
 _CONNECT, _TIME = "org.apache.kafka.connect.data.", "io.debezium.time."
 _MOMENT = "DateTime64({}, 'UTC')"
 _NAMED: Mapping[str, str] = {

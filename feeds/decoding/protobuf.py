@@ -32,10 +32,8 @@ _WRITTEN = frozenset({"google.protobuf.Timestamp", "google.protobuf.Duration"})
 _FREE = frozenset({"google.protobuf.Struct", "google.protobuf.Value", "google.protobuf.ListValue"})
 _WRAPPERS = frozenset(
     f"google.protobuf.{kind}Value"
-    for kind in (
-        "Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes",
-    )
-)  # fmt: skip
+    for kind in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
 
 
 class ProtobufError(ValueError):
@@ -109,12 +107,20 @@ def _compiled(text: str, references: Mapping[str, str]) -> descriptor_pb2.FileDe
         set_in.write_bytes(given.SerializeToString())
         done = subprocess.run(
             [
-                sys.executable, "-m", "grpc_tools.protoc", f"--proto_path={sources}",
+                sys.executable,
+                "-m",
+                "grpc_tools.protoc",
+                f"--proto_path={sources}",
                 *([f"--descriptor_set_in={set_in}"] if given.file else []),
-                "--include_imports", f"--descriptor_set_out={compiled}", _OWN_NAME,
+                "--include_imports",
+                f"--descriptor_set_out={compiled}",
+                _OWN_NAME,
             ],
-            capture_output=True, text=True, timeout=_COMPILE_S, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_S,
+            check=False,
+        )
         if done.returncode != 0:
             raise ProtobufError(done.stderr.strip())
         return descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes())

@@ -165,8 +165,9 @@ class RowLayout:
         not have is its column's default, whose expression may use other columns: a level of the
         query for those that need the level below.
         """
-        ready = [f"{of_kafka[one.name]} AS {quoted(one.name)}" for one in self.columns
-                 if one.is_metadata]  # fmt: skip
+        ready = [
+            f"{of_kafka[one.name]} AS {quoted(one.name)}" for one in self.columns if one.is_metadata
+        ]
         waiting: dict[int, _Filled] = {}
         for number, one in enumerate(self._filled):
             if one.column.default:

@@ -171,21 +171,22 @@ _ZONES_OF_UTC = frozenset(
 )
 
 
-def _days(
-    kind: ColumnType, bare: ColumnType, nullable: bool, times: TimeSettings
-) -> Conversion:  # fmt: skip
+def _days(kind: ColumnType, bare: ColumnType, nullable: bool, times: TimeSettings) -> Conversion:
     size, low, high = _DATE_DAYS[bare.name]
     node = ScanNode(
-        "days", nullable, size, low, high,
-        unit=UNITS[times.unit or "days"], has_unit=times.unit is not None,
-    )  # fmt: skip
+        "days",
+        nullable,
+        size,
+        low,
+        high,
+        unit=UNITS[times.unit or "days"],
+        has_unit=times.unit is not None,
+    )
 
     return Conversion(kind, node, f"Nullable({bare.name})", None)
 
 
-def _moment(
-    kind: ColumnType, bare: ColumnType, nullable: bool, times: TimeSettings
-) -> Conversion:  # fmt: skip
+def _moment(kind: ColumnType, bare: ColumnType, nullable: bool, times: TimeSettings) -> Conversion:
     is_seconds = bare.name != "DateTime64"
     options = [*bare.options]
     scale = 0 if is_seconds else int(options.pop(0) if options else 3)
@@ -193,14 +194,22 @@ def _moment(
     # A type without a zone has that of the server: so has what is read for it.
     name = zone.strip("'") or times.zone
     step = 10**scale
-    low, high = (0, (1 << 32) - 1) if is_seconds else (
-        _FIRST_DAY * _DAY_S * step, min(((_LAST_DAY + 1) * _DAY_S) * step - 1, _MAX)
-    )  # fmt: skip
+    low, high = (
+        (0, (1 << 32) - 1)
+        if is_seconds
+        else (_FIRST_DAY * _DAY_S * step, min(((_LAST_DAY + 1) * _DAY_S) * step - 1, _MAX))
+    )
     node = ScanNode(
-        "moment", nullable, 4 if is_seconds else 8, low, high, scale,
+        "moment",
+        nullable,
+        4 if is_seconds else 8,
+        low,
+        high,
+        scale,
         unit=scale if times.unit is None else UNITS[times.unit],
-        has_unit=times.unit is not None, is_utc=name in _ZONES_OF_UTC,
-    )  # fmt: skip
+        has_unit=times.unit is not None,
+        is_utc=name in _ZONES_OF_UTC,
+    )
     if node.is_utc:
         return Conversion(kind, node, f"Nullable({bare.text})", None)
     where = f", {zone}" if zone else ""
@@ -302,9 +311,7 @@ def _map(kind: ColumnType, bare: ColumnType, times: TimeSettings) -> Conversion:
     return Conversion(kind, node, f"Array(Tuple({key.written}, {item.written}))", sql)
 
 
-def _tuple(
-    kind: ColumnType, bare: ColumnType, nullable: bool, times: TimeSettings
-) -> Conversion:  # fmt: skip
+def _tuple(kind: ColumnType, bare: ColumnType, nullable: bool, times: TimeSettings) -> Conversion:
     items = [conversion(one, times) for one in bare.arguments]
 
     def sql(written: str, depth: int) -> tuple[str, str]:
@@ -376,14 +383,14 @@ def _variant(kind: ColumnType, bare: ColumnType, times: TimeSettings) -> Convers
     return Conversion(kind, ScanNode("variant", True, children=children), f"Tuple({written})", sql)
 
 
+_ORDERED = """
+Bool UInt8 Int8 UInt16 Int16 UInt32 Int32 UInt64 Int64 UInt128 Int128 UInt256 Int256 Float64 Float32
+Decimal Date Date32 DateTime DateTime64 UUID IPv4 IPv6 Enum8 Enum16 FixedString
+"""
 _RANK: Mapping[str, int] = {
-    **{name: place for place, name in enumerate((
-        "Bool", "UInt8", "Int8", "UInt16", "Int16", "UInt32", "Int32", "UInt64", "Int64", "UInt128",
-        "Int128", "UInt256", "Int256", "Float64", "Float32", "Decimal", "Date", "Date32",
-        "DateTime", "DateTime64", "UUID", "IPv4", "IPv6", "Enum8", "Enum16", "FixedString",
-    ))},
+    **{name: place for place, name in enumerate(_ORDERED.split())},
     "String": 100,
-}  # fmt: skip
+}
 
 
 def _is_number(kind: ColumnType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -47,11 +48,17 @@ OF_CLICKHOUSE = (
     " FROM shop.orders FINAL ORDER BY id"
 )
 TYPES = {
-    "id": "Int64", "shop": "Int32", "name": "Nullable(String)",
-    "paid": "Nullable(Decimal(18, 2))", "born": "Nullable(Date32)",
-    "at": "Nullable(DateTime64(6, 'UTC'))", "seen": "Nullable(DateTime64(6, 'UTC'))",
-    "tags": "Array(Nullable(String))", "_offset": "Int64", "_deleted": "UInt8",
-}  # fmt: skip
+    "id": "Int64",
+    "shop": "Int32",
+    "name": "Nullable(String)",
+    "paid": "Nullable(Decimal(18, 2))",
+    "born": "Nullable(Date32)",
+    "at": "Nullable(DateTime64(6, 'UTC'))",
+    "seen": "Nullable(DateTime64(6, 'UTC'))",
+    "tags": "Array(Nullable(String))",
+    "_offset": "Int64",
+    "_deleted": "UInt8",
+}
 
 
 def test_the_typed_table_equals_postgresqls_table_after_each_kind_of_change(
@@ -72,13 +79,9 @@ def test_the_typed_table_equals_postgresqls_table_after_each_kind_of_change(
         worker.configure("debezium", postgres_source(postgres, "pg", ["public.orders"], settings))
         records(broker.kafka, "pg.public.orders", lambda found: len(found) == 4)
         made = tables(
-            "create",
-            "shop.orders",
-            "--topic",
-            "pg.public.orders",
-            "--input-format",
-            "debezium",
-            "--yes",
+            *shlex.split(
+                "create shop.orders --topic pg.public.orders --input-format debezium --yes"
+            ),
         )
         assert "created shop.orders" in made
         until(lambda: in_clickhouse() == in_postgres(), "the table has the snapshot")

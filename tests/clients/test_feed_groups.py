@@ -123,8 +123,9 @@ def test_kafkas_tools_show_a_running_feed_as_an_active_group_and_cannot_change_i
     assert {line[8] for line in of_group} == {"brokerhouse-feed"}
     assert all(line[6].startswith(MEMBER) for line in of_group)
 
-    reset = run(CONSUMER_GROUPS, "--reset-offsets", *group, "--all-topics", "--to-earliest",
-                "--execute")  # fmt: skip
+    reset = run(
+        CONSUMER_GROUPS, "--reset-offsets", *group, "--all-topics", "--to-earliest", "--execute"
+    )
     assert "is inactive, but the current state is Stable" in reset
     assert "GroupNotEmptyException" in run(CONSUMER_GROUPS, "--delete", *group)
     deleted = run(CONSUMER_GROUPS, "--delete-offsets", *group, "--topic", feed.topic)

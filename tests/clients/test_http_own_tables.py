@@ -238,8 +238,11 @@ def test_a_writer_can_use_all_of_clickhouse_in_a_database_of_their_own(
 @pytest.mark.parametrize("sql", REFUSED)
 def test_a_definition_reaches_nothing_outside(own: BrokerProcess, sql: str) -> None:
     write(own, "CREATE TABLE IF NOT EXISTS own.target (topic String, n UInt64) ORDER BY (topic, n)")
-    write(own, "CREATE MATERIALIZED VIEW IF NOT EXISTS own.to_target TO own.target AS"
-               " SELECT topic, 1 AS n FROM brokerhouse.messages")  # fmt: skip
+    write(
+        own,
+        "CREATE MATERIALIZED VIEW IF NOT EXISTS own.to_target TO own.target AS"
+        " SELECT topic, 1 AS n FROM brokerhouse.messages",
+    )
     answer = ask(own, sql, headers=WRITER, database="own")
     several_statements = 62
     assert answer.code == (several_statements if "PARALLEL WITH" in sql else 497), answer.text
@@ -262,9 +265,12 @@ def test_names_in_a_dictionary_stay_names(own: BrokerProcess) -> None:
     attribute = f"`b`` , file('{FILE}') AS ``c`"
     table = f"keys` UNION ALL SELECT 1, file(\\'{FILE}\\') -- "
     for columns, source in ((attribute, "keys"), ("b", table)):
-        write(own, f"CREATE OR REPLACE DICTIONARY own.names_only (a UInt64, {columns} String)"
-                   f" PRIMARY KEY a SOURCE(CLICKHOUSE(TABLE '{source}' DB 'own')) LAYOUT(FLAT())"
-                   " LIFETIME(0)")  # fmt: skip
+        write(
+            own,
+            f"CREATE OR REPLACE DICTIONARY own.names_only (a UInt64, {columns} String)"
+            f" PRIMARY KEY a SOURCE(CLICKHOUSE(TABLE '{source}' DB 'own')) LAYOUT(FLAT())"
+            " LIFETIME(0)",
+        )
         answer = ask(own, "SELECT * FROM own.names_only", headers=WRITER)
         assert answer.code in (47, 60), answer.text
 
@@ -273,16 +279,20 @@ def test_a_deep_definition_is_refused_and_the_broker_lives(own: BrokerProcess) -
     deep = "(" * 900 + "a" + ")" * 900
     nested = "negate(" * 900 + "a" + ")" * 900
     for key in (deep, nested):
-        answer = ask(own, f"CREATE TABLE own.deep (a Int8) ENGINE = URL('x') ORDER BY {key}",
-                     headers=WRITER)  # fmt: skip
+        answer = ask(
+            own, f"CREATE TABLE own.deep (a Int8) ENGINE = URL('x') ORDER BY {key}", headers=WRITER
+        )
         assert answer.status in (400, 403, 500), answer.text
         assert answer.code in (62, 167, 306, 497), answer.text
     assert read(own, "SELECT 1") == "1\n"
 
 
 def test_a_refreshable_view_refreshes_by_itself(own: BrokerProcess) -> None:
-    write(own, "CREATE MATERIALIZED VIEW own.ticks REFRESH EVERY 1 SECOND APPEND"
-               " ENGINE = MergeTree ORDER BY (t, n) AS SELECT now() AS t, 1 AS n")  # fmt: skip
+    write(
+        own,
+        "CREATE MATERIALIZED VIEW own.ticks REFRESH EVERY 1 SECOND APPEND"
+        " ENGINE = MergeTree ORDER BY (t, n) AS SELECT now() AS t, 1 AS n",
+    )
     until(lambda: read(own, "SELECT uniqExact(t) >= 2 FROM own.ticks") == "1\n", limit_s=30)
     write(own, "DROP VIEW own.ticks SYNC")
 

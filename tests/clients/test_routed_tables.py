@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 
 import confluent_kafka
@@ -32,9 +33,7 @@ def produce(
 ) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": tables.broker.kafka})
     text = value if isinstance(value, str) else json.dumps(value)
-    producer.produce(
-        topic, text.encode(), key, 0, headers=list((headers or {}).items())
-    )  # fmt: skip
+    producer.produce(topic, text.encode(), key, 0, headers=list((headers or {}).items()))
     assert producer.flush(60) == 0
 
 
@@ -63,8 +62,9 @@ def test_a_header_names_the_table_and_new_tables_are_made_while_the_feed_runs(
     tables("create", "shop.*", "--topic", "events", "--route", "header=kind")
     await_table(tables, "shop.orders", 1)
 
-    produce(tables, "events", {"user": {"name": "a"}, "day": "2026-11-25"},
-            headers={"kind": "visits"})  # fmt: skip
+    produce(
+        tables, "events", {"user": {"name": "a"}, "day": "2026-11-25"}, headers={"kind": "visits"}
+    )
     produce(tables, "events", {"id": 2}, headers={"kind": "orders"})
     produce(tables, "events", {"id": 3})
     produce(tables, "events", {"id": 4}, headers={"kind": "no table; DROP"})
@@ -74,8 +74,9 @@ def test_a_header_names_the_table_and_new_tables_are_made_while_the_feed_runs(
         tables.await_fed(feed, 7)
 
     assert tables.sql("SELECT id, total FROM shop.orders ORDER BY id") == [
-        {"id": 1, "total": 9.5}, {"id": 2, "total": None},
-    ]  # fmt: skip
+        {"id": 1, "total": 9.5},
+        {"id": 2, "total": None},
+    ]
     assert tables.sql("SELECT user.name.:String AS name, day FROM shop.visits") == [
         {"name": "a", "day": "2026-11-25"}
     ]
@@ -126,8 +127,9 @@ def test_new_tables_are_like_another_and_tables_that_exist_are_filled(tables: Ty
     )
     tables.sql("CREATE DATABASE made")
     tables.sql("CREATE TABLE made.own (id UInt64) ENGINE = MergeTree ORDER BY id")
-    tables("create", "made.*", "--topic", "typed", "--route", "field=to.table",
-           "--like", "model.row")  # fmt: skip
+    tables(
+        "create", "made.*", "--topic", "typed", "--route", "field=to.table", "--like", "model.row"
+    )
     produce(tables, "typed", {"to": {"table": "some"}, "id": 1, "name": "a"})
     produce(tables, "typed", {"to": {"table": "own"}, "id": 2})
     produce(tables, "typed", {"to": {"table": "some"}, "id": 300, "name": "b"})
@@ -145,8 +147,10 @@ def test_new_tables_are_like_another_and_tables_that_exist_are_filled(tables: Ty
         " WHERE database = 'made' AND name = 'some'"
     )
     assert made == {
-        "engine": "ReplacingMergeTree", "sorting_key": "name, id", "partition_key": "id % 2",
-    }  # fmt: skip
+        "engine": "ReplacingMergeTree",
+        "sorting_key": "name, id",
+        "partition_key": "id % 2",
+    }
 
 
 def test_a_router_with_offset_latest_leaves_out_older_records(tables: TypedTables) -> None:
@@ -163,8 +167,12 @@ def test_a_router_with_offset_latest_leaves_out_older_records(tables: TypedTable
 def test_feeds_with_a_route_value_take_only_their_records(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "shared", 1)
     for table, value in (("own.a", "it's a"), ("own.b", "b\\")):
-        tables("create", table, "--topic", "shared", "--columns", "id UInt8",
-               "--route", "header=to", "--route-value", value)  # fmt: skip
+        tables(
+            *shlex.split(
+                f"create {table} --topic shared --columns 'id UInt8' --route header=to"
+                f" --route-value {value}"
+            ),
+        )
     produce(tables, "shared", {"id": 1}, headers={"to": "it's a"})
     produce(tables, "shared", {"id": 2}, headers={"to": "b\\"})
     produce(tables, "shared", {"id": 3}, headers={"to": None})
@@ -191,8 +199,12 @@ def test_a_router_leaves_a_table_of_another_feed_alone(tables: TypedTables) -> N
 
 def test_add_columns_adds_a_column_for_each_new_field(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "growing", 1)
-    tables("create", "grown.t", "--topic", "growing", "--columns", "id UInt8, city String",
-           "--path", "city=address.city", "--add-columns")  # fmt: skip
+    tables(
+        *shlex.split(
+            "create grown.t --topic growing --columns 'id UInt8, city String'"
+            " --path city=address.city --add-columns"
+        ),
+    )
     produce(tables, "growing", {"id": 1, "address": {"city": "Ulm"}})
     produce(tables, "growing", {"id": 2, "count": 7, "ok": True, "at": "2026-11-25", "_key": "no"})
     produce(tables, "growing", {"id": 3, "count": 8, "deep": {"a": {"b": 1}}, "list": [1, 2]})
@@ -205,18 +217,29 @@ def test_add_columns_adds_a_column_for_each_new_field(tables: TypedTables) -> No
         " AND name NOT IN ('id', 'city', '_block') ORDER BY name"
     )
     assert {one["name"]: one["type"] for one in columns} == {
-        "count": "Nullable(Int64)", "ok": "Nullable(Bool)", "at": "Nullable(String)",
-        "deep": "JSON", "list": "Array(Nullable(Int64))", "a`\\b": "Nullable(String)",
-    }  # fmt: skip
+        "count": "Nullable(Int64)",
+        "ok": "Nullable(Bool)",
+        "at": "Nullable(String)",
+        "deep": "JSON",
+        "list": "Array(Nullable(Int64))",
+        "a`\\b": "Nullable(String)",
+    }
     rows = tables.sql(
         "SELECT id, city, count, ok, at, toString(deep) AS deep, list FROM grown.t ORDER BY id"
     )
     assert rows == [
         {"id": 1, "city": "Ulm", "count": None, "ok": None, "at": None, "deep": "{}", "list": []},
         {"id": 2, "city": "", "count": 7, "ok": True, "at": "2026-11-25", "deep": "{}", "list": []},
-        {"id": 3, "city": "", "count": 8, "ok": None, "at": None, "deep": '{"a":{"b":1}}',
-         "list": [1, 2]},
-    ]  # fmt: skip
+        {
+            "id": 3,
+            "city": "",
+            "count": 8,
+            "ok": None,
+            "at": None,
+            "deep": '{"a":{"b":1}}',
+            "list": [1, 2],
+        },
+    ]
     assert dead_letters(tables, "grown.t") == [(3, "count: x does not fit Nullable(Int64)")]
 
 

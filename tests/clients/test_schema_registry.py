@@ -5,6 +5,7 @@ The registry is Apicurio's, which keeps its schemas in a topic of the same broke
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,11 +121,15 @@ def message_class(directory: Path, order: str) -> type[Any]:
     (directory / "shop/order.proto").write_text(order)
     subprocess.run(
         [
-            sys.executable, "-m", "grpc_tools.protoc", "-I.", "--include_imports",
-            "--descriptor_set_out=set", "shop/order.proto",
+            sys.executable,
+            *shlex.split(
+                "-m grpc_tools.protoc -I. --include_imports"
+                " --descriptor_set_out=set shop/order.proto"
+            ),
         ],
-        cwd=directory, check=True,
-    )  # fmt: skip
+        cwd=directory,
+        check=True,
+    )
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString((directory / "set").read_bytes()).file:
         pool.Add(file)
@@ -141,9 +146,11 @@ def test_avro_schemas_of_a_registry_evolve_while_the_feed_runs(registered: Regis
     registered.client.register_schema("shop.Money", Schema(MONEY_AVRO, "AVRO"))
     create_topic(registered.broker.kafka, "avro", 1)
     tables(
-        "create", "avro.orders", "--topic", "avro", "--input-format", "avro", "--columns", COLUMNS,
-        "--path", "amount=price.amount",
-    )  # fmt: skip
+        *shlex.split("create avro.orders --topic avro --input-format avro --columns"),
+        COLUMNS,
+        "--path",
+        "amount=price.amount",
+    )
     first = {"id": 1, "at": 1795514400000, "price": {"amount": Decimal("9.99")}}
     registered.produce_avro("avro", order_avro(), first)
     tables.await_fed("avro.orders", 1)
@@ -167,9 +174,11 @@ def test_protobuf_schemas_of_a_registry_evolve_while_the_feed_runs(
     tables = registered.tables
     create_topic(registered.broker.kafka, "protobuf", 1)
     tables(
-        "create", "protobuf.orders", "--topic", "protobuf", "--input-format", "protobuf",
-        "--columns", COLUMNS, "--path", "amount=price.amount",
-    )  # fmt: skip
+        *shlex.split("create protobuf.orders --topic protobuf --input-format protobuf --columns"),
+        COLUMNS,
+        "--path",
+        "amount=price.amount",
+    )
     old = message_class(tmp_path / "old", order_protobuf())
     new = message_class(tmp_path / "new", order_protobuf("optional string note = 4;"))
     first = {"id": 1, "at": AT, "price": {"amount": "9.99"}}
@@ -195,14 +204,7 @@ def test_a_feed_waits_for_a_registry_that_was_killed(registered: Registered) -> 
     schema = '{"type": "record", "name": "Only", "fields": [{"name": "id", "type": "long"}]}'
     create_topic(registered.broker.kafka, "waiting", 1)
     tables(
-        "create",
-        "waiting.t",
-        "--topic",
-        "waiting",
-        "--input-format",
-        "avro",
-        "--columns",
-        "id UInt64",
+        *shlex.split("create waiting.t --topic waiting --input-format avro --columns 'id UInt64'"),
     )
     tables("pause", "waiting.t")
     registered.produce("waiting", AvroSerializer(registered.client, schema), {"id": 7})

@@ -24,12 +24,15 @@ async def fed(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[FeedTable
 
 
 REPORTED = [
-    ("Date", '"9999-12-31"', None), ("Date", '"1969-12-31"', None), ("Date", '"2150-01-01"', None),
+    ("Date", '"9999-12-31"', None),
+    ("Date", '"1969-12-31"', None),
+    ("Date", '"2150-01-01"', None),
     ("DateTime('UTC')", '"1960-05-01T00:00:00Z"', None),
     ("DateTime('UTC')", '"9999-12-31T23:59:59Z"', None),
     ("DateTime('UTC')", '"0000-05-01T00:00:00Z"', None),
     ("DateTime64(3, 'UTC')", '"0000-05-01 10:00:00"', None),
-    ("Date32", "2000", "1975-06-24"), ("Date32", "5479", "1985-01-01"),
+    ("Date32", "2000", "1975-06-24"),
+    ("Date32", "5479", "1985-01-01"),
     ("Date32", "19782", "2024-02-29"),
     ("DateTime64(3, 'UTC')", "946684800000", "2000-01-01 00:00:00.000"),
     ("DateTime64(3, 'UTC')", "0", "1970-01-01 00:00:00.000"),
@@ -37,11 +40,16 @@ REPORTED = [
     ("DateTime64(3, 'UTC')", "-1000", "1969-12-31 23:59:59.000"),
     ("DateTime64(3, 'UTC')", "1704067200123", "2024-01-01 00:00:00.123"),
     ("Array(DateTime64(3, 'UTC'))", "[1704067200123]", "['2024-01-01 00:00:00.123']"),
-    ("Map(String, DateTime64(3, 'UTC'))", '{"start": 1704067200123}',
-     "{'start':'2024-01-01 00:00:00.123'}"),
-    ("Array(Int64)", "[1.5]", None), ("Array(Int64)", "[null]", None),
-    ("Array(Date)", '["2150-01-01", "1900-01-01"]', None), ("Float32", "1e39", None),
-]  # fmt: skip
+    (
+        "Map(String, DateTime64(3, 'UTC'))",
+        '{"start": 1704067200123}',
+        "{'start':'2024-01-01 00:00:00.123'}",
+    ),
+    ("Array(Int64)", "[1.5]", None),
+    ("Array(Int64)", "[null]", None),
+    ("Array(Date)", '["2150-01-01", "1900-01-01"]', None),
+    ("Float32", "1e39", None),
+]
 
 
 async def test_values_from_public_bug_reports_are_stored_right_or_become_dead_letters(
@@ -80,8 +88,10 @@ async def test_a_field_with_a_dot_in_its_name_and_a_nested_field_are_told_apart(
 
     assert await fed.write(offsets, feed=feed) == Counted(3, 0)
     assert await fed.rows("ifNull(`service.name`, '-'), nested, deep, both") == [
-        ["-", "inside", "", ""], ["flat", "", "x", "x"], ["one", "other", "", ""],
-    ]  # fmt: skip
+        ["-", "inside", "", ""],
+        ["flat", "", "x", "x"],
+        ["one", "other", "", ""],
+    ]
 
 
 async def test_a_field_with_a_dot_gets_a_column_of_its_name(fed: FeedTables) -> None:
@@ -107,8 +117,11 @@ async def test_a_nested_column_that_was_flattened_is_filled_from_objects(fed: Fe
 
     assert await fed.write(offsets) == Counted(4, 3)
     assert await fed.rows("id, items.sku, items.qty") == [
-        [1, ["a", "b"], [1, 0]], [2, [], []], [3, [], []], [4, ["x"], [7]],
-    ]  # fmt: skip
+        [1, ["a", "b"], [1, 0]],
+        [2, [], []],
+        [3, [], []],
+        [4, ["x"], [7]],
+    ]
     assert await fed.errors() == [
         [4, "items: -1 does not fit Array(Tuple(`sku` String, `qty` UInt32))"],
         [5, "the arrays items.sku, items.qty have not the same length"],
@@ -216,16 +229,21 @@ async def test_null_in_an_array_map_or_tuple_of_numbers_makes_a_dead_letter(
 ) -> None:
     await fed.make("n Array(Int64), m Map(String, UInt8), t Tuple(a UInt8, b Nullable(UInt8))")
     offsets = await fed.produce(
-        '{"n": [null]}', '{"n": [1.5]}', '{"m": {"a": null}}', '{"t": {"a": null}}',
-        '{"n": null, "m": null, "t": null}', '{"t": {"b": null}}',
-    )  # fmt: skip
+        '{"n": [null]}',
+        '{"n": [1.5]}',
+        '{"m": {"a": null}}',
+        '{"t": {"a": null}}',
+        '{"n": null, "m": null, "t": null}',
+        '{"t": {"b": null}}',
+    )
 
     assert await fed.write(offsets) == Counted(2, 4)
     assert [error for _, error in await fed.errors()] == [
-        "n: null does not fit Array(Int64)", "n: 1.5 does not fit Array(Int64)",
+        "n: null does not fit Array(Int64)",
+        "n: 1.5 does not fit Array(Int64)",
         "m: null does not fit Map(String, UInt8)",
         "t: null does not fit Tuple(a UInt8, b Nullable(UInt8))",
-    ]  # fmt: skip
+    ]
 
 
 ZONED = [
@@ -262,13 +280,24 @@ async def test_a_time_without_a_zone_is_in_the_time_zone_of_the_column(fed: Feed
 
 
 FORMS = [
-    ("2026-11-24", 0), ("2026/11/24", 0), ("20261124", 0), ("24.11.2026", 0), ("24/11/2026", 0),
-    ("24-11-2026", 0), ("24 Nov 2026", 0), ("Tue, 24 Nov 2026", 0), ("2026-11-24 10:00", 36_000),
-    ("2026-11-24T10:00:00", 36_000), ("2026-11-24t10:00:00z", 36_000), ("20261124100000", 36_000),
-    ("Tue, 24 Nov 2026 10:00:00 GMT", 36_000), ("24 Nov 2026 10:00:00 +0100", 32_400),
-    ("2026-11-24T10:00:00+01", 32_400), ("2026-11-24 10:00:00 UTC", 36_000),
+    ("2026-11-24", 0),
+    ("2026/11/24", 0),
+    ("20261124", 0),
+    ("24.11.2026", 0),
+    ("24/11/2026", 0),
+    ("24-11-2026", 0),
+    ("24 Nov 2026", 0),
+    ("Tue, 24 Nov 2026", 0),
+    ("2026-11-24 10:00", 36_000),
+    ("2026-11-24T10:00:00", 36_000),
+    ("2026-11-24t10:00:00z", 36_000),
+    ("20261124100000", 36_000),
+    ("Tue, 24 Nov 2026 10:00:00 GMT", 36_000),
+    ("24 Nov 2026 10:00:00 +0100", 32_400),
+    ("2026-11-24T10:00:00+01", 32_400),
+    ("2026-11-24 10:00:00 UTC", 36_000),
     ("24/11/2026 10:00:00", 36_000),
-]  # fmt: skip
+]
 
 
 async def test_dates_and_times_in_common_formats_are_understood(fed: FeedTables) -> None:
@@ -289,19 +318,34 @@ async def test_a_variant_column_stores_a_value_as_the_type_in_which_it_was_sent(
         " w Variant(UInt8, Date)"
     )
     offsets = await fed.produce(
-        '{"v": "5"}', '{"v": 5}', '{"v": 1.5}', '{"v": 300}', '{"v": true}', '{"v": [1]}',
-        '{"v": {"a": 1}}', '{"v": null}', '{"w": "2026-11-24"}', '{"w": 7}', '{"w": 300}',
-        '{"w": "5"}', '{"v": [300]}',
-    )  # fmt: skip
+        '{"v": "5"}',
+        '{"v": 5}',
+        '{"v": 1.5}',
+        '{"v": 300}',
+        '{"v": true}',
+        '{"v": [1]}',
+        '{"v": {"a": 1}}',
+        '{"v": null}',
+        '{"w": "2026-11-24"}',
+        '{"w": 7}',
+        '{"w": 300}',
+        '{"w": "5"}',
+        '{"v": [300]}',
+    )
 
     counted = await fed.write(offsets)
     shown = "_offset, variantType(v)::String, toString(v), variantType(w)::String, toString(w)"
     rows = {row[0]: row[1:] for row in await fed.rows(shown)}
     assert {offset: row[:2] for offset, row in rows.items() if offset < 8} == {
-        0: ["String", "5"], 1: ["UInt8", "5"], 2: ["String", "1.5"], 3: ["String", "300"],
-        4: ["Bool", "true"], 5: ["Array(UInt8)", "[1]"], 6: ["Map(String, UInt8)", "{'a':1}"],
+        0: ["String", "5"],
+        1: ["UInt8", "5"],
+        2: ["String", "1.5"],
+        3: ["String", "300"],
+        4: ["Bool", "true"],
+        5: ["Array(UInt8)", "[1]"],
+        6: ["Map(String, UInt8)", "{'a':1}"],
         7: ["None", ""],
-    }  # fmt: skip
+    }
     assert rows[8][2:] == ["Date", "2026-11-24"]
     assert rows[9][2:] == ["UInt8", "7"]
     assert rows[11][2:] == ["UInt8", "5"]
@@ -358,8 +402,11 @@ async def test_csv_keeps_blanks_and_distinguishes_a_missing_value_from_empty_tex
 
     assert await fed.write(offsets, feed=feed) == Counted(3, 2)
     assert await fed.rows("id, ifNull(a, 'NULL'), b, c, ifNull(d, 0)") == [
-        [1, " x ", "", [1, 2], 5], [2, "NULL", "", [], 0], [3, "NULL", "\\N", [], 0],
-    ]  # fmt: skip
+        [1, " x ", "", [1, 2], 5],
+        [2, "NULL", "", [], 0],
+        [3, "NULL", "\\N", [], 0],
+    ]
     assert [error for _, error in await fed.errors()] == [
-        "c: 300 does not fit Array(UInt8)", "c: x does not fit Array(UInt8)",
-    ]  # fmt: skip
+        "c: 300 does not fit Array(UInt8)",
+        "c: x does not fit Array(UInt8)",
+    ]

@@ -330,10 +330,13 @@ async def test_rows_are_the_same_with_other_settings_of_the_connector(
 ) -> None:
     assert connector in CONNECTORS
     kinds = {
-        "id": "Int64", "a_date": "Date32", "a_timestamp3": "DateTime64(3, 'UTC')",
+        "id": "Int64",
+        "a_date": "Date32",
+        "a_timestamp3": "DateTime64(3, 'UTC')",
         "an_integral": "Nullable(Int256)" if connector != "doubles" else "Nullable(Float64)",
-        "a_money": "Nullable(Decimal(18, 2))", "days": "Array(Date32)",
-    }  # fmt: skip
+        "a_money": "Nullable(Decimal(18, 2))",
+        "days": "Array(Date32)",
+    }
     await fed.make(", ".join(f"{name} {kind}" for name, kind in kinds.items()))
     first = samples(connector, KINDS)[0]
     offsets = await fed.produce_with_keys((first.key, first.value))

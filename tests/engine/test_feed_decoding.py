@@ -143,10 +143,17 @@ ORDER = {
 }
 KEY = UUID("6c84fb90-12c4-11e1-840d-7b25c5ee775a")
 RECORD = {
-    "id": 1, "at": datetime(2026, 11, 24, 1, 2, 3, 4000, UTC), "day": date(2026, 11, 24),
-    "amount": Decimal("9.99"), "key": KEY, "state": "PAID", "note": None, "tags": ["a", "b"],
-    "counts": {"x": 1}, "address": {"city": "Köln"},
-}  # fmt: skip
+    "id": 1,
+    "at": datetime(2026, 11, 24, 1, 2, 3, 4000, UTC),
+    "day": date(2026, 11, 24),
+    "amount": Decimal("9.99"),
+    "key": KEY,
+    "state": "PAID",
+    "note": None,
+    "tags": ["a", "b"],
+    "counts": {"x": 1},
+    "address": {"city": "Köln"},
+}
 
 
 def avro(schema_id: int, schema: Any, record: Any) -> bytes:
@@ -236,9 +243,17 @@ async def test_records_of_avro_become_rows(with_schemas: FeedTables, schemas: Sc
 
     assert await with_schemas.write(offsets, feed=AVRO) == Counted(2, 0)
     row = [
-        1, "2026-11-24 01:02:03.004", "2026-11-24", 9.99, str(KEY), "PAID", None, ["a", "b"],
-        {"x": 1}, {"city": "Köln"},
-    ]  # fmt: skip
+        1,
+        "2026-11-24 01:02:03.004",
+        "2026-11-24",
+        9.99,
+        str(KEY),
+        "PAID",
+        None,
+        ["a", "b"],
+        {"x": 1},
+        {"city": "Köln"},
+    ]
     assert await with_schemas.rows() == [row, row]
     assert schemas.asked == ["/api/schemas/ids/1"]
     assert schemas.user == "Basic c29tZTpib2R5"

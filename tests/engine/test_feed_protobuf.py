@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shlex
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -60,9 +61,11 @@ message Order {
 def schemas() -> Iterator[Schemas]:
     made = Schemas()
     made.add_text(
-        1, ORDER, schemaType="PROTOBUF",
+        1,
+        ORDER,
+        schemaType="PROTOBUF",
         references=[{"name": "shop/money.proto", "subject": "money", "version": 2}],
-    )  # fmt: skip
+    )
     made.answers["/api/subjects/money/versions/2"] = (200, {"schema": MONEY})
     yield made
     made.close()
@@ -86,11 +89,14 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> descriptor_pool.Descriptor
     (directory / "order.proto").write_text(ORDER)
     subprocess.run(
         [
-            sys.executable, "-m", "grpc_tools.protoc", "-I.", "--include_imports",
-            "--descriptor_set_out=set", "order.proto",
+            sys.executable,
+            *shlex.split(
+                "-m grpc_tools.protoc -I. --include_imports --descriptor_set_out=set order.proto"
+            ),
         ],
-        cwd=directory, check=True,
-    )  # fmt: skip
+        cwd=directory,
+        check=True,
+    )
     made = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString((directory / "set").read_bytes()).file:
         made.Add(file)
@@ -120,13 +126,28 @@ async def test_protobuf_messages_become_rows(
         " cash Nullable(Int32), before Nullable(UInt64), took Nullable(String)"
     )
     paths = {"amount": "price.amount", "currency": "price.currency", "before": "earlier.id"}
-    full = message(pool, "shop.Order", {
-        "id": 2**64 - 1, "at": "2026-11-24T01:02:03.004Z",
-        "price": {"amount": "9.99", "currency": "EUR"}, "tags": ["a", "ü"], "counts": {"x": -1},
-        "note": "", "seen": 0, "weight": "Infinity", "raw": "/wA=", "parts": [{"amount": "1"}],
-        "by_day": {"-3": {"amount": "5"}}, "free": {"k": [1, None]}, "paid": True, "cash": 7,
-        "earlier": {"id": 3}, "took": "1.5s",
-    })  # fmt: skip
+    full = message(
+        pool,
+        "shop.Order",
+        {
+            "id": 2**64 - 1,
+            "at": "2026-11-24T01:02:03.004Z",
+            "price": {"amount": "9.99", "currency": "EUR"},
+            "tags": ["a", "ü"],
+            "counts": {"x": -1},
+            "note": "",
+            "seen": 0,
+            "weight": "Infinity",
+            "raw": "/wA=",
+            "parts": [{"amount": "1"}],
+            "by_day": {"-3": {"amount": "5"}},
+            "free": {"k": [1, None]},
+            "paid": True,
+            "cash": 7,
+            "earlier": {"id": 3},
+            "took": "1.5s",
+        },
+    )
     empty = message(pool, "shop.Order", {"price": {"amount": "0"}})
     offsets = await fed.produce(SECOND + full, None, SECOND + empty)
 
@@ -137,14 +158,45 @@ async def test_protobuf_messages_become_rows(
         " hex(raw), parts.amount, toString(by_day), toString(free), paid, card, cash, before, took"
     )
     assert row == [
-        str(2**64 - 1), "2026-11-24 01:02:03.004", 9.99, "EUR", ["a", "ü"], {"x": -1}, "", 0,
-        "inf", "FF00", ["1"], """{-3:'{"amount":"5","currency":"NONE"}'}""",
-        '{"k":[1,null]}', True, None, 7, 3, "1.500s",
-    ]  # fmt: skip
-    assert bare == [
-        "0", None, 0, "NONE", [], {}, None, None, "0", "", [], "{}", "{}", False, None, None, None,
+        str(2**64 - 1),
+        "2026-11-24 01:02:03.004",
+        9.99,
+        "EUR",
+        ["a", "ü"],
+        {"x": -1},
+        "",
+        0,
+        "inf",
+        "FF00",
+        ["1"],
+        """{-3:'{"amount":"5","currency":"NONE"}'}""",
+        '{"k":[1,null]}',
+        True,
         None,
-    ]  # fmt: skip
+        7,
+        3,
+        "1.500s",
+    ]
+    assert bare == [
+        "0",
+        None,
+        0,
+        "NONE",
+        [],
+        {},
+        None,
+        None,
+        "0",
+        "",
+        [],
+        "{}",
+        "{}",
+        False,
+        None,
+        None,
+        None,
+        None,
+    ]
     assert schemas.asked == ["/api/schemas/ids/1", "/api/subjects/money/versions/2"]
 
 
@@ -168,9 +220,11 @@ async def test_bad_protobuf_makes_a_dead_letter_with_the_reason(
 ) -> None:
     def add(schema_id: int, text: str, *imported: str) -> bytes:
         schemas.add_text(
-            schema_id, text, schemaType="PROTOBUF",
+            schema_id,
+            text,
+            schemaType="PROTOBUF",
             references=[{"name": name, "subject": "money", "version": 2} for name in imported],
-        )  # fmt: skip
+        )
         return b"\0\0\0\0" + bytes([schema_id]) + b"\0"
 
     schemas.add(2, "string")
@@ -227,16 +281,19 @@ async def test_a_schema_that_is_a_compiled_file_in_base64_is_understood(
         return base64.b64encode(file.SerializeToString()).decode()
 
     schemas.add_text(
-        1, text("order.proto", ORDER), schemaType="PROTOBUF",
+        1,
+        text("order.proto", ORDER),
+        schemaType="PROTOBUF",
         references=[{"name": "shop/money.proto", "subject": "money", "version": 2}],
-    )  # fmt: skip
+    )
     schemas.answers["/api/subjects/money/versions/2"] = (
-        200, {"schema": text("shop/money.proto", MONEY)},
-    )  # fmt: skip
+        200,
+        {"schema": text("shop/money.proto", MONEY)},
+    )
     await fed.make("id UInt64, amount Decimal(18, 2), at DateTime64(3, 'UTC')")
-    value = message(pool, "shop.Order", {
-        "id": 5, "price": {"amount": "9.99"}, "at": "2026-11-24T01:02:03.004Z",
-    })  # fmt: skip
+    value = message(
+        pool, "shop.Order", {"id": 5, "price": {"amount": "9.99"}, "at": "2026-11-24T01:02:03.004Z"}
+    )
     offsets = await fed.produce(SECOND + value)
 
     feed = replace(PROTOBUF, paths={"amount": "price.amount"})

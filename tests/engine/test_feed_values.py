@@ -50,9 +50,12 @@ Record = tuple[bytes, str, str | None]
 
 
 async def check(
-    fed: FeedTables, kind: str, nests: Mapping[str, Nest], sent: Sequence[Record],
+    fed: FeedTables,
+    kind: str,
+    nests: Mapping[str, Nest],
+    sent: Sequence[Record],
     feed: FeedDefinition = FEED,
-) -> None:  # fmt: skip
+) -> None:
     """Each value is stored as it should be, or its record is a dead letter that names it.
 
     The table has a column for each nest, called as it is.
@@ -67,8 +70,10 @@ async def check(
     offsets = await produce_all(fed, [value for value, _, _ in sent])
     counted = await fed.write(offsets, feed=feed)
     shown = ", ".join(nest.stored.format(name) for name, nest in nests.items())
-    rows = {row[0]: dict(zip(nests, row[1:], strict=True))
-            for row in await fed.rows(f"_offset, {shown}")}  # fmt: skip
+    rows = {
+        row[0]: dict(zip(nests, row[1:], strict=True))
+        for row in await fed.rows(f"_offset, {shown}")
+    }
     errors = dict(await fed.errors())
     wrong = []
     for offset, (value, nest, expected) in enumerate(sent, offsets.first):
@@ -160,10 +165,13 @@ async def test_csv_values_read_back_unchanged_or_become_dead_letters(
 
 
 LARGE = [
-    ("UInt64", float(2**63), str(2**63)), ("UInt128", 1e30, str(int(1e30))),
-    ("Decimal(76, 0)", -1e70, str(int(-1e70))), ("Float64", float(2**63), str(float(2**63))),
-    ("Int64", 1e22, DEAD), ("Float32", 1e39, DEAD),
-]  # fmt: skip
+    ("UInt64", float(2**63), str(2**63)),
+    ("UInt128", 1e30, str(int(1e30))),
+    ("Decimal(76, 0)", -1e70, str(int(-1e70))),
+    ("Float64", float(2**63), str(float(2**63))),
+    ("Int64", 1e22, DEAD),
+    ("Float32", 1e39, DEAD),
+]
 
 
 @pytest.mark.parametrize(("kind", "value", "stored"), LARGE)
@@ -179,12 +187,14 @@ async def test_a_large_double_is_stored_with_all_its_digits(
 
 ANY = ["null", "boolean", "long", "double", "string"]
 UNION = {
-    "type": "record", "name": "Row", "fields": [
+    "type": "record",
+    "name": "Row",
+    "fields": [
         {"name": "alone", "type": ANY, "default": None},
         {"name": "array", "type": ["null", {"type": "array", "items": ANY}], "default": None},
         {"name": "map", "type": ["null", {"type": "map", "values": ANY}], "default": None},
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -278,9 +288,12 @@ def varint(number: int) -> bytes:
 
 
 UNITS = [
-    ("Date", "days", "19723", "2024-01-01"), ("Date", "ms", "1704067200000", "2024-01-01"),
-    ("Date", "ms", "1704067200001", DEAD), ("Date32", "s", '"1704067200"', "2024-01-01"),
-    ("Date32", "us", "-86400000000", "1969-12-31"), ("Date", "s", "1e30", DEAD),
+    ("Date", "days", "19723", "2024-01-01"),
+    ("Date", "ms", "1704067200000", "2024-01-01"),
+    ("Date", "ms", "1704067200001", DEAD),
+    ("Date32", "s", '"1704067200"', "2024-01-01"),
+    ("Date32", "us", "-86400000000", "1969-12-31"),
+    ("Date", "s", "1e30", DEAD),
     ("DateTime('UTC')", "ms", "1704067200000", "2024-01-01 00:00:00"),
     ("DateTime('UTC')", "ms", "1704067200001", DEAD),
     ("DateTime('UTC')", "days", "19723", "2024-01-01 00:00:00"),
@@ -293,7 +306,7 @@ UNITS = [
     ("DateTime64(6, 'UTC')", "days", "-1", "1969-12-31 00:00:00.000000"),
     ("DateTime64(3, 'UTC')", "s", '"2024-01-01T00:00:00Z"', "2024-01-01 00:00:00.000"),
     ("DateTime64(3, 'UTC')", "s", '"20240101"', "1970-08-23 06:15:01.000"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("kind", "unit", "value", "stored"), UNITS)

@@ -202,8 +202,12 @@ async def test_csv_text_that_is_not_utf_8_or_has_quotes_inside_is_stored(
 
     assert await tables.write(offsets, feed=feed) == Counted(5, 1)
     assert await tables.rows("id, hex(note), _offset") == [
-        [1, "FFFE", 0], [2, "C3", 1], [4, "612262", 3], [5, "6122FF2C2062", 4], [6, "E282", 5],
-    ]  # fmt: skip
+        [1, "FFFE", 0],
+        [2, "C3", 1],
+        [4, "612262", 3],
+        [5, "6122FF2C2062", 4],
+        [6, "E282", 5],
+    ]
 
 
 async def test_the_raw_format_stores_any_bytes(tables: FeedTables) -> None:

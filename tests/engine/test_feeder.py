@@ -330,9 +330,10 @@ async def test_a_table_of_latest_rows_is_right_after_any_repetitions_and_merges(
 ) -> None:
     chance = random.Random(seed)
     await feeders.tables.make(
-        "id UInt64, _offset Int64, _deleted UInt8", order_by="id",
+        "id UInt64, _offset Int64, _deleted UInt8",
+        order_by="id",
         engine="ReplacingMergeTree(_offset, _deleted)",
-    )  # fmt: skip
+    )
     changes = [(chance.randrange(8), int(chance.random() < 0.3)) for _ in range(40)]
     end = (
         await feeders.tables.produce(

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -63,9 +64,11 @@ class Events:
         self.tables = ClusterTables(cluster)
         create_topic(cluster.bootstrap, TOPIC, PARTITIONS)
         self.tables(
-            "create", TABLE, "--topic", TOPIC, "--interval-ms", "10", "--partition-by", "id % 2",
-            "--columns", COLUMNS,
-        )  # fmt: skip
+            *shlex.split(
+                f"create {TABLE} --topic {TOPIC} --interval-ms 10 --partition-by 'id % 2' --columns"
+            ),
+            COLUMNS,
+        )
         self._numbers = itertools.count()
 
     def record(self) -> tuple[str, str]:
@@ -116,8 +119,11 @@ def test_tables_that_records_name_are_made_on_every_shard_while_a_broker_is_kill
     """Each with the columns of all fields, wherever a field came first."""
     tables = ClusterTables(own_cluster)
     create_topic(own_cluster.bootstrap, TOPIC, PARTITIONS)
-    tables("create", "many.*", "--topic", TOPIC, "--route", "header=kind", "--interval-ms", "10",
-           "--add-columns")  # fmt: skip
+    tables(
+        *shlex.split(
+            f"create many.* --topic {TOPIC} --route header=kind --interval-ms 10 --add-columns"
+        ),
+    )
     producer = Producer({"bootstrap.servers": own_cluster.bootstrap})
     kinds = ("one", "two")
 

@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,9 +66,11 @@ def check_table_equals_log(
     tables = TypedTables(broker)
     create_topic(broker.kafka, TOPIC, PARTITIONS)
     tables(
-        "create", TABLE, "--topic", TOPIC, "--interval-ms", "10", "--partition-by", "id % 2",
-        "--columns", COLUMNS,
-    )  # fmt: skip
+        *shlex.split(
+            f"create {TABLE} --topic {TOPIC} --interval-ms 10 --partition-by 'id % 2' --columns"
+        ),
+        COLUMNS,
+    )
     record, sent = numbered("json")
     begun_s = time.monotonic()
     with producing(broker.kafka, TOPIC, record, 2000 if rows else 5):
@@ -147,10 +150,14 @@ def check_formats(
         for kind in kinds:
             create_topic(broker.kafka, kind, PARTITIONS)
             tables(
-                "create", f"fed.{kind}", "--topic", kind, "--input-format", kind,
-                "--interval-ms", "10",
-                "--columns", COLUMNS, "--engine", "MergeTree",
-            )  # fmt: skip
+                *shlex.split(
+                    f"create fed.{kind} --topic {kind} --input-format {kind} --interval-ms 10"
+                    " --columns"
+                ),
+                COLUMNS,
+                "--engine",
+                "MergeTree",
+            )
             record, made[kind] = numbered(kind)
             producers.enter_context(producing(broker.kafka, kind, record, at_once=1))
         for fault in chance.sample(faults, len(faults)):

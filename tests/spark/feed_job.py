@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,18 +26,27 @@ class FeedJob:
     def __init__(self, broker: BrokerProcess, *arguments: str, target: str | None = None) -> None:
         """`target`: URL of the ClickHouse that has the table; the broker's own, if not given."""
         self._command = [
-            sys.executable, "-m", "broker.cli", "jobs", "run", "feed", *arguments,
-            "--bootstrap", broker.kafka, "--http", target or broker.http_url,
-            "--master", "local[2]", "--jars", ",".join(tools.spark_source_jars()),
-        ]  # fmt: skip
+            sys.executable,
+            *shlex.split("-m broker.cli jobs run feed"),
+            *arguments,
+            *shlex.split(f"--bootstrap {broker.kafka} --http"),
+            target or broker.http_url,
+            *shlex.split("--master local[2] --jars"),
+            ",".join(tools.spark_source_jars()),
+        ]
         if target is None:
             self._command += ["--user", USER, "--password", PASSWORD]
 
     def __enter__(self) -> FeedJob:
         self.process = subprocess.Popen(
-            self._command, cwd=PROJECT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}, start_new_session=True,
-        )  # fmt: skip
+            self._command,
+            cwd=PROJECT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+            start_new_session=True,
+        )
         return self
 
     def __exit__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,27 +39,27 @@ CASES: list[tuple[list[Step], dict[int, int], list[Found]]] = [
     (HEALTHY + NEXT, TABLE, []),
     (HEALTHY + NEXT[:1], TABLE, []),
     (
-        [*HEALTHY, ("before", 0, 5, 0, 19), ("after", 0, 5, 5, 24)], TABLE,
+        [*HEALTHY, ("before", 0, 5, 0, 19), ("after", 0, 5, 5, 24)],
+        TABLE,
         [("backward", 0, 4), ("duplicate", 0, 4), ("gap", 0, 9)],
     ),
     (
         [*HEALTHY, ("before", 15, 30, 0, 19), ("after", 15, 30, 15, 34)],
-        {**TABLE, 15: 15}, [("overlap", 15, 19)],
+        {**TABLE, 15: 15},
+        [("overlap", 15, 19)],
     ),
     (
         [*HEALTHY, ("before", 23, 30, 0, 19), ("after", 23, 30, 7, 26)],
-        {**TABLE, 23: 7}, [("gap", 20, 22)],
+        {**TABLE, 23: 7},
+        [("gap", 20, 22)],
     ),
     ([*HEALTHY[:5], *NEXT[:1]], TABLE, [("gap", 10, 19)]),
-    (
-        [*HEALTHY[:6], ("before", 20, 30, 0, 9), ("after", 20, 30, 10, 19)], TABLE,
-        [("gap", 10, 19)],
-    ),
+    ([*HEALTHY[:6], ("before", 20, 30, 0, 9), ("after", 20, 30, 10, 19)], TABLE, [("gap", 10, 19)]),
     ([*HEALTHY, NEXT[0], ("after", 20, 30, 10, 28)], TABLE, [("gap", 20, 29)]),
     (HEALTHY + NEXT, {**TABLE, 10: 9}, [("gap", 10, 19)]),
     (HEALTHY + NEXT, {0: 9, 20: 10}, [("gap", 10, 19)]),
     (HEALTHY + NEXT, {**TABLE, 20: 20}, [("duplicate", 20, 29)]),
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -184,19 +185,17 @@ PLANTED: dict[str, tuple[Callable[[EngineProcess], None], list[tuple[str, int, i
     "gap": (gap, [("gap", 6, 7, "in no block of the feed")]),
     "never-completed": (never_completed, [("gap", 6, 6, "the block was never completed")]),
     "wrong-total": (wrong_total, [("gap", 6, 6, "0 rows and 6 before are not 11")]),
-    "missing": (
-        a_row_missing, [("gap", 2, 3, "1 rows in the table, and 2 when it was completed")],
-    ),
+    "missing": (a_row_missing, [("gap", 2, 3, "1 rows in the table, and 2 when it was completed")]),
     "doubled": (
-        a_row_doubled, [("duplicate", 2, 3, "3 rows in the table, and 2 when it was completed")],
+        a_row_doubled,
+        [("duplicate", 2, 3, "3 rows in the table, and 2 when it was completed")],
     ),
-    "block": (
-        a_block_missing, [("gap", 0, 1, "0 rows in the table, and 2 when it was completed")],
-    ),
+    "block": (a_block_missing, [("gap", 0, 1, "0 rows in the table, and 2 when it was completed")]),
     "gone": (
-        the_table_dropped, [("gap", 0, 1, "0 rows in the table, and 2 when it was completed")],
+        the_table_dropped,
+        [("gap", 0, 1, "0 rows in the table, and 2 when it was completed")],
     ),
-}  # fmt: skip
+}
 OF_ONE_FEED = [topic for topic in PLANTED if topic != "gone"] + ["healthy"]
 
 
@@ -225,8 +224,12 @@ def fill(tables: TypedTables) -> None:
     tables("create", TABLE_NAME, *of_topics, "--columns", "id UInt64, _topic String")
     tables("create", GONE, "--topic", "gone", "--columns", "id UInt64")
     tables("create", UNCOUNTED, "--topic", "healthy", "--columns", "id UInt64")
-    tables("create", LATEST, "--topic", "healthy", "--columns", "id UInt64", "--order-by",
-           "intDiv(id, 4)", "--engine", "ReplacingMergeTree")  # fmt: skip
+    tables(
+        *shlex.split(
+            f"create {LATEST} --topic healthy --columns 'id UInt64' --order-by 'intDiv(id, 4)'"
+            " --engine ReplacingMergeTree"
+        ),
+    )
     tables("create", "many.*", "--topic", "routed", "--route", "header=kind")
     tables.produce("routed", '{"id": 1}')  # nothing names its table
     tables.produce("gone", '{"id": 0}', '{"id": 1}')

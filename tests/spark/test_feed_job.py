@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -58,10 +59,15 @@ def test_a_run_that_may_store_no_dead_letter_ends_at_once_with_one_sentence(
     ended = CliRunner().invoke(
         feed.command,
         [
-            TABLE, "--topic", "events", "--bootstrap", sink_broker.kafka,
-            "--http", sink_broker.http_url, *credentials, "--columns", "id UInt64",
+            *shlex.split(
+                f"{TABLE} --topic events --bootstrap {sink_broker.kafka}"
+                f" --http {sink_broker.http_url}"
+            ),
+            *credentials,
+            "--columns",
+            "id UInt64",
         ],
-    )  # fmt: skip
+    )
     assert ended.exit_code == 1
     assert sentence in ended.stderr
     assert "starting Spark" not in ended.stderr
@@ -193,9 +199,10 @@ class Numbers:
 SETTLED_S = 0.3
 """Statements of a job that was stopped have come to their end."""
 KILLED = (
-    TABLE, "--topic", "events", "--columns", COLUMNS, "--block-records", "3000",
-    "--partition-by", "id % 2", "--interval-ms", "10",
-)  # fmt: skip
+    *shlex.split(f"{TABLE} --topic events --columns"),
+    COLUMNS,
+    *shlex.split("--block-records 3000 --partition-by 'id % 2' --interval-ms 10"),
+)
 
 
 def check_table_equals_log(tables: TypedTables, numbers: Numbers) -> int:
@@ -294,13 +301,16 @@ def test_of_two_jobs_at_once_the_first_is_fenced_and_the_audit_knows_both(
 
 
 AVRO: dict[str, Any] = {
-    "type": "record", "name": "Order",
+    "type": "record",
+    "name": "Order",
     "fields": [
         {"name": "id", "type": "long"},
-        {"name": "amount", "type": {
-            "type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {
+            "name": "amount",
+            "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2},
+        },
     ],
-}  # fmt: skip
+}
 NEWER = {**AVRO, "fields": [*AVRO["fields"], {"name": "name", "type": "string"}]}
 PROTOBUF = """
     syntax = "proto3";
@@ -335,11 +345,7 @@ def test_avro_and_protobuf_become_rows_by_schemas_of_a_registry(tables: TypedTab
             tables.broker, "fed.avro", "--topic", "avro", "--input-format", "avro", *more
         ) + run_feed(
             tables.broker,
-            "fed.protobuf",
-            "--topic",
-            "protobuf",
-            "--input-format",
-            "protobuf",
+            *shlex.split("fed.protobuf --topic protobuf --input-format protobuf"),
             *more,
         )
     finally:
@@ -362,11 +368,27 @@ def produce(tables: TypedTables, topic: str, *values: bytes | None) -> None:
 
 
 CSV: list[bytes | None] = [
-    b'1,"two\nlines, ""quoted""",1.50,a', b"2,x,,\n", b"3,x\r\n", b"4,y,1,a\n5,z,1,b", b"300,x,1,a",
-    b"a,b,1,c", b"7,\n0,8,x", None, b"", b'8,"open,1,a', b'9,"closed",2,"b"', b"10, x ,0.1,c",
-    b"11,\xff\xfe,1,a", b'12,"\xc3",1,b', b'13,\xe2\x82,1,"', b'14,a"b,-1,a', b'"',
-    b"15,x,1,unknown", b"16,x,12345678901234567890.123456,b", b"17,,,",
-]  # fmt: skip
+    b'1,"two\nlines, ""quoted""",1.50,a',
+    b"2,x,,\n",
+    b"3,x\r\n",
+    b"4,y,1,a\n5,z,1,b",
+    b"300,x,1,a",
+    b"a,b,1,c",
+    b"7,\n0,8,x",
+    None,
+    b"",
+    b'8,"open,1,a',
+    b'9,"closed",2,"b"',
+    b"10, x ,0.1,c",
+    b"11,\xff\xfe,1,a",
+    b'12,"\xc3",1,b',
+    b'13,\xe2\x82,1,"',
+    b'14,a"b,-1,a',
+    b'"',
+    b"15,x,1,unknown",
+    b"16,x,12345678901234567890.123456,b",
+    b"17,,,",
+]
 """Of which most are no row of these columns."""
 CSV_COLUMNS = (
     "id UInt8, note String, amount Nullable(Decimal(38, 5)), kind Enum8('' = 0, 'a' = 1, 'b' = 2,"
@@ -378,14 +400,19 @@ CSV_COLUMNS = (
 def test_csv_gives_the_same_rows_as_the_brokers_own_feed(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "csv", 1)
     produce(tables, "csv", *CSV)
-    tables("create", "own.csv", "--topic", "csv", "--input-format", "csv", "--columns", CSV_COLUMNS,
-           "--order-by", "id")  # fmt: skip
+    tables(
+        *shlex.split("create own.csv --topic csv --input-format csv --columns"),
+        CSV_COLUMNS,
+        "--order-by",
+        "id",
+    )
     # In blocks of three: a quote that is open must not reach others in any of them.
     told = run_feed(
-        tables.broker, "fed.csv", "--topic", "csv", "--input-format", "csv", "--columns",
+        tables.broker,
+        *shlex.split("fed.csv --topic csv --input-format csv --columns"),
         CSV_COLUMNS,
-        "--once", "--block-records", "3",
-    )  # fmt: skip
+        *shlex.split("--once --block-records 3"),
+    )
     tables.await_fed("own.csv", len(CSV))
 
     shown = "SELECT * REPLACE (hex(note) AS note, toString(amount) AS amount) FROM {} ORDER BY id"
@@ -411,14 +438,18 @@ def test_debezium_changes_give_the_same_rows_as_the_brokers_own_feed(
         producer.produce("changes", key=one.key, value=one.value)
     assert producer.flush(60) == 0
     options = [
-        "--columns", "id Int64, name String, paid Nullable(Decimal(18, 2))",
-        "--order-by", "id",
-    ]  # fmt: skip
+        "--columns",
+        "id Int64, name String, paid Nullable(Decimal(18, 2))",
+        "--order-by",
+        "id",
+    ]
     tables("create", "own.changes", "--topic", "changes", "--input-format", "debezium", *options)
     told = run_feed(
-        tables.broker, "fed.changes", "--topic", "changes", "--input-format", "debezium", *options,
-        "--once", "--block-records", "3",
-    )  # fmt: skip
+        tables.broker,
+        *shlex.split("fed.changes --topic changes --input-format debezium"),
+        *options,
+        *shlex.split("--once --block-records 3"),
+    )
     tables.await_fed("own.changes", len(records))
 
     shown = "SELECT * FROM {} FINAL ORDER BY id"

@@ -123,8 +123,11 @@ def batch(*offsets: int) -> pa.RecordBatch:
         for offset, value in zip(offsets, values, strict=True)
     ]
     kinds: dict[str, Any] = {
-        "topic": pa.string(), "partition": pa.int32(), "offset": pa.int64(), "value": pa.binary(),
-    }  # fmt: skip
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "value": pa.binary(),
+    }
     return pa.RecordBatch.from_pylist(rows, pa.schema(kinds))
 
 
@@ -290,9 +293,14 @@ def replay_task(task: FeedTask, feeder: str, asked_ms: int = 2_000_000_000_000) 
     """Of another run."""
     made = taken_over(task, feeder)
     return ReplayTask(
-        made.servers, made.registry, made.feed, made.feeder, made.topics, made.block_records,
+        made.servers,
+        made.registry,
+        made.feed,
+        made.feeder,
+        made.topics,
+        made.block_records,
         asked_ms,
-    )  # fmt: skip
+    )
 
 
 def replayed(task: ReplayTask, *batches: pa.RecordBatch) -> tuple[int, int]:
@@ -440,10 +448,13 @@ def test_csv_fills_columns_of_any_type(task: FeedTask) -> None:
     values = [b'1,7,"{""1"":""a""}"', b'2,x,"{}"', b'3,"open', None, b"4,,{}"]
     records = pa.table(
         {
-            "topic": [TOPIC] * 5, "partition": pa.array([0] * 5, pa.int32()), "offset": range(5),
-            "key": ["k"] * 5, "value": pa.array(values, pa.binary()),
+            "topic": [TOPIC] * 5,
+            "partition": pa.array([0] * 5, pa.int32()),
+            "offset": range(5),
+            "key": ["k"] * 5,
+            "value": pa.array(values, pa.binary()),
         }
-    )  # fmt: skip
+    )
     assert fed(csv, *records.to_batches()) == {"rows": 3, "dead_letters": 1, "fenced": ""}
     shown = "id, variantType(v)::String, toString(v), mapValues(m), _key"
     assert task.servers.rows(f"SELECT {shown} FROM {name} ORDER BY id") == [

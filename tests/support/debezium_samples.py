@@ -121,19 +121,32 @@ _KINDS = {
     "a_time3": ("time(3)", "'12:34:56.789'", "NULL", "'00:00:00'", "NULL"),
     "a_timetz": ("timetz", "'12:34:56.789+02'", "NULL", "'00:00:00+00'", "NULL"),
     "a_timestamp": (
-        "timestamp", "'2024-02-29 12:34:56.789012'", "'infinity'", "'0044-03-15 12:00 BC'",
+        "timestamp",
+        "'2024-02-29 12:34:56.789012'",
+        "'infinity'",
+        "'0044-03-15 12:00 BC'",
         "'2300-01-01'",
     ),
     "a_timestamp0": (
-        "timestamp(0)", "'1900-01-01 00:00:01'", "'-infinity'", "'0001-01-01'", "'9999-12-31'",
+        "timestamp(0)",
+        "'1900-01-01 00:00:01'",
+        "'-infinity'",
+        "'0001-01-01'",
+        "'9999-12-31'",
     ),
     "a_timestamp3": ("timestamp(3)", "'2024-02-29 12:34:56.789'", "'infinity'", "NULL", "NULL"),
     "a_timestamptz": (
-        "timestamptz", "'2024-02-29 12:34:56.789012+02'", "'infinity'", "'0044-03-15 12:00+00 BC'",
+        "timestamptz",
+        "'2024-02-29 12:34:56.789012+02'",
+        "'infinity'",
+        "'0044-03-15 12:00+00 BC'",
         "'2300-01-01 00:00+00'",
     ),
     "a_timestamptz3": (
-        "timestamptz(3)", "'2024-02-29 12:34:56.7+00'", "'-infinity'", "'0001-01-01 00:00+00'",
+        "timestamptz(3)",
+        "'2024-02-29 12:34:56.7+00'",
+        "'-infinity'",
+        "'0001-01-01 00:00+00'",
         "'9999-12-31 00:00+00'",
     ),
     "an_interval": ("interval", "'1 year 2 mons 3 days 04:05:06.789'", "'-1 day'", "NULL", "NULL"),
@@ -153,7 +166,7 @@ _KINDS = {
     "a_range": ("int4range", "'[1,5)'", "NULL", "'empty'", "NULL"),
     "a_point": ("point", "'(1,2)'", "NULL", "NULL", "NULL"),
     "an_xml": ("xml", "'<a/>'", "NULL", "NULL", "NULL"),
-}  # fmt: skip
+}
 """Columns of the table with one of each type, and their values in four rows."""
 
 

@@ -21,10 +21,20 @@ from storage.embedded import EmbeddedEngine
 TOPIC_ID = UUID(int=7)
 SOURCE = FeedSource("orders", TOPIC_ID, 0)
 FEED = FeedDefinition(
-    name="shop.orders", feed_id=str(UUID(int=9)), version=1, database="shop", table="orders",
-    topics=["orders"], format=Format.JSON, paths={}, start="earliest", interval_ms=250,
-    stop_on_error=False, status=FeedStatus.RUNNING, replay_asked_ms=0,
-)  # fmt: skip
+    name="shop.orders",
+    feed_id=str(UUID(int=9)),
+    version=1,
+    database="shop",
+    table="orders",
+    topics=["orders"],
+    format=Format.JSON,
+    paths={},
+    start="earliest",
+    interval_ms=250,
+    stop_on_error=False,
+    status=FeedStatus.RUNNING,
+    replay_asked_ms=0,
+)
 BLOCK = "_block LowCardinality(String) MATERIALIZED getSetting('insert_deduplication_token')"
 
 
@@ -64,9 +74,8 @@ class FeedTables:
         await self.decoder.close()
 
     async def make(
-        self, columns: str, *, order_by: str = "tuple()", by: str = "",
-        engine: str = "MergeTree",
-    ) -> None:  # fmt: skip
+        self, columns: str, *, order_by: str = "tuple()", by: str = "", engine: str = "MergeTree"
+    ) -> None:
         await self.engine.execute("CREATE DATABASE IF NOT EXISTS shop")
         await self.engine.execute("DROP TABLE IF EXISTS shop.orders SYNC")
         await self.engine.execute(

@@ -7,6 +7,7 @@ read the directories of pytest.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -44,10 +45,17 @@ class Postgres(ServerProcess):
         if os.geteuid() == 0:
             shutil.chown(self._data, USER, USER)
         tools.run(
-            [*_as_user(), tools.postgres_program("initdb"), "--no-sync", "--auth=trust",
-             f"--username={USER}", "--locale=C", "--encoding=UTF8", str(self._data)],
-            directory=Path("/"), limit_s=LIMIT_S,
-        )  # fmt: skip
+            [
+                *_as_user(),
+                tools.postgres_program("initdb"),
+                *shlex.split(
+                    f"--no-sync --auth=trust --username={USER} --locale=C --encoding=UTF8"
+                ),
+                str(self._data),
+            ],
+            directory=Path("/"),
+            limit_s=LIMIT_S,
+        )
 
     def command(self) -> Sequence[str]:
         settings = [f"--{name}={value}" for name, value in _SETTINGS.items()]
@@ -63,10 +71,12 @@ class Postgres(ServerProcess):
     def run(self, *statements: str) -> str:
         """What psql prints for the statements. Each is a transaction of its own."""
         psql = [
-            tools.program("psql"), "--no-psqlrc", "--quiet", "--tuples-only", "--no-align",
-            "--set=ON_ERROR_STOP=1", f"--host={HOST}", f"--port={self.port}",
-            f"--username={USER}", f"--dbname={DATABASE}",
-        ]  # fmt: skip
+            tools.program("psql"),
+            *shlex.split(
+                f"--no-psqlrc --quiet --tuples-only --no-align --set=ON_ERROR_STOP=1 --host={HOST}"
+                f" --port={self.port} --username={USER} --dbname={DATABASE}"
+            ),
+        ]
         printed, _ = tools.run(
             [*psql, *(f"--command={statement}" for statement in statements)], limit_s=LIMIT_S
         )

@@ -40,8 +40,11 @@ class TypedTables:
         """A command in a process of its own, whose end nobody waits for."""
         return subprocess.Popen(
             [*COMMAND, "tables", *arguments],
-            env=environment(**self._variables), cwd=PROJECT, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            env=environment(**self._variables),
+            cwd=PROJECT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def refused(self, *arguments: str, code: int = 1) -> str:
         """The sentence of a command that fails."""

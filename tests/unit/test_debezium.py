@@ -103,15 +103,21 @@ def test_a_row_with_the_columns_schema_and_payload_is_a_row() -> None:
 @pytest.mark.parametrize(
     ("scale", "text", "expected"),
     [
-        (2, "AJY=", "1.50"), (2, "/w==", "-0.01"), (0, "AA==", "0"), (2, "", "0.00"),
-        (-3, "Ag==", "2000"), (20, "AQ==", "0.00000000000000000001"),
+        (2, "AJY=", "1.50"),
+        (2, "/w==", "-0.01"),
+        (0, "AA==", "0"),
+        (2, "", "0.00"),
+        (-3, "Ag==", "2000"),
+        (20, "AQ==", "0.00000000000000000001"),
     ],
-)  # fmt: skip
+)
 def test_decimals_have_all_their_digits(scale: int, text: str, expected: str) -> None:
     schema = {
-        "field": "v", "type": "bytes", "name": "org.apache.kafka.connect.data.Decimal",
+        "field": "v",
+        "type": "bytes",
+        "name": "org.apache.kafka.connect.data.Decimal",
         "parameters": {"scale": str(scale)},
-    }  # fmt: skip
+    }
     value = {"schema": {"type": "struct", "fields": [schema]}, "payload": {"v": text}}
     assert Debezium([("v",)])(packed(None, json.dumps(value).encode())) == [{"v": expected}]
 
@@ -125,18 +131,31 @@ def test_a_key_that_is_not_json_is_an_error_only_of_a_deletion() -> None:
 
 
 INFERRED = {
-    "id": "Int64", "a_text": "String", "a_boolean": "Nullable(Bool)",
-    "a_smallint": "Nullable(Int16)", "a_real": "Nullable(Float32)",
-    "a_decimal": "Nullable(Decimal(18, 2))", "a_numeric": "Nullable(String)",
-    "an_integral": "Nullable(Decimal(20, 0))", "a_date": "Nullable(Date32)",
-    "a_time": "Nullable(String)", "a_timestamp": "Nullable(DateTime64(6, 'UTC'))",
+    "id": "Int64",
+    "a_text": "String",
+    "a_boolean": "Nullable(Bool)",
+    "a_smallint": "Nullable(Int16)",
+    "a_real": "Nullable(Float32)",
+    "a_decimal": "Nullable(Decimal(18, 2))",
+    "a_numeric": "Nullable(String)",
+    "an_integral": "Nullable(Decimal(20, 0))",
+    "a_date": "Nullable(Date32)",
+    "a_time": "Nullable(String)",
+    "a_timestamp": "Nullable(DateTime64(6, 'UTC'))",
     "a_timestamp3": "Nullable(DateTime64(3, 'UTC'))",
-    "a_timestamptz": "Nullable(DateTime64(6, 'UTC'))", "an_interval": "Nullable(Int64)",
-    "a_uuid": "Nullable(UUID)", "a_jsonb": "Nullable(String)", "a_bytea": "Nullable(String)",
-    "ints": "Array(Nullable(Int32))", "decimals": "Array(Nullable(Decimal(10, 2)))",
-    "days": "Array(Nullable(Date32))", "a_mood": "LowCardinality(Nullable(String))",
-    "a_money": "Nullable(Decimal(38, 2))", "bits": "Nullable(UInt16)", "a_point": "JSON",
-}  # fmt: skip
+    "a_timestamptz": "Nullable(DateTime64(6, 'UTC'))",
+    "an_interval": "Nullable(Int64)",
+    "a_uuid": "Nullable(UUID)",
+    "a_jsonb": "Nullable(String)",
+    "a_bytea": "Nullable(String)",
+    "ints": "Array(Nullable(Int32))",
+    "decimals": "Array(Nullable(Decimal(10, 2)))",
+    "days": "Array(Nullable(Date32))",
+    "a_mood": "LowCardinality(Nullable(String))",
+    "a_money": "Nullable(Decimal(38, 2))",
+    "bits": "Nullable(UInt16)",
+    "a_point": "JSON",
+}
 
 
 def test_columns_are_those_of_the_schema() -> None:
@@ -181,8 +200,9 @@ def test_a_table_of_changes_gets_the_columns_that_its_engine_needs(
     columns: str, expected: str
 ) -> None:
     assert table_to_make(Format.DEBEZIUM, columns, "id", None) == (
-        expected, "ReplacingMergeTree(_offset, _deleted)",
-    )  # fmt: skip
+        expected,
+        "ReplacingMergeTree(_offset, _deleted)",
+    )
     assert table_to_make(Format.DEBEZIUM, columns, None, "MergeTree") == (columns, "MergeTree")
     assert table_to_make(Format.JSON, columns, None, None) == (columns, "MergeTree")
     with pytest.raises(ValueError, match="give --order-by"):

@@ -17,10 +17,9 @@ CLUSTER = ClusterLayout("main", replicated=False, distributed=True)
 
 def row(name: str, version: int, *, status: str = "running", topic: str = "orders") -> Row:
     database, table = name.split(".")
-    return [
-        name, "00000000-0000-0000-0000-000000000009", version, database, table, [topic], "json",
-        [], [], "earliest", 250, 0, status, 0, [], [],
-    ]  # fmt: skip
+    feed_id = "00000000-0000-0000-0000-000000000009"
+    settings = ["earliest", 250, 0, status, 0, [], []]
+    return [name, feed_id, version, database, table, [topic], "json", [], [], *settings]
 
 
 class ShardStub:

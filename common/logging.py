@@ -17,9 +17,15 @@ from typing import Literal
 
 from common.counted_lines import CountingHandler, mark
 
+PACKAGE = "brokerhouse."
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {0x0A: "\\n"}
 _PLAIN, _BOLD, _DIM, _BLUE = "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[34m"
 _GREEN, _YELLOW, _RED = "\x1b[32m", "\x1b[33m", "\x1b[31m"
+
+
+def shown_name(logger: str) -> str:
+    """What people call a logger: `broker.log.lane`, which is also where its file is."""
+    return logger.removeprefix(PACKAGE)
 
 
 def log_to_stderr(level: str, fmt: Literal["console", "json"]) -> None:
@@ -40,9 +46,10 @@ class _ForPeople(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname.lower():<9}"
+        name = shown_name(record.name)
         line = (
             f"{self._in(_DIM, _now())} [{self._in(_color(record.levelno) + _BOLD, level)}]"
-            f" {self._in(_BOLD, _event(record))} [{self._in(_BOLD + _BLUE, record.name)}]"
+            f" {self._in(_BOLD, _event(record))} [{self._in(_BOLD + _BLUE, name)}]"
         )
         return "\n".join((line, *self._more(record)))
 
@@ -63,7 +70,7 @@ class _ForMachines(logging.Formatter):
         line = {
             "event": _event(record),
             "level": record.levelname.lower(),
-            "logger": record.name,
+            "logger": shown_name(record.name),
             "timestamp": _now(),
         }
         if record.stack_info:

@@ -17,7 +17,8 @@ TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 HOSTILE = "name\nforged\x1b[2J\x9b é"
 ESCAPED = r"name\nforged\x1b[2J\x9b é"
 
-log = logging.getLogger("broker.test")
+log = logging.getLogger("brokerhouse.broker.test")
+"""A line shows the part of its name that begins with a folder: `broker.test`."""
 
 
 @pytest.fixture(autouse=True)

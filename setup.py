@@ -5,14 +5,16 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SHARED = [
-    str(path) for folder in ("protocol", "feeds/values") for path in Path(folder).glob("*.pxd")
+    str(path)
+    for folder in ("protocol", "feeds/values")
+    for path in Path("brokerhouse", folder).glob("*.pxd")
 ]
 
 setup(
     ext_modules=[
         Extension(
-            name.replace("/", "."),
-            [f"{name}.pyx"],
+            f"brokerhouse.{name.replace('/', '.')}",
+            [f"brokerhouse/{name}.pyx"],
             depends=SHARED,
             extra_compile_args=["-O3"],
         )

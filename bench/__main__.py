@@ -27,9 +27,9 @@ from bench.machine import (
     run_client,
     running_broker,
 )
-from protocol.columns import COLUMN_LIST
-from storage.embedded import EmbeddedEngine
-from storage.schema import migrate
+from brokerhouse.protocol.columns import COLUMN_LIST
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.schema import migrate
 from tests.support.broker_process import BrokerProcess
 
 _DIRECT_BLOCK_BYTES = 4 << 20  # the size of the broker's blocks under this load

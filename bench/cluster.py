@@ -25,7 +25,7 @@ from confluent_kafka.cimpl import NewTopic
 from bench.kafka.loads import java_producer
 from bench.kafka.servers import Reachable
 from bench.machine import compiled_client, cpu_seconds, machine, run_client, running_broker
-from broker.settings.config import Settings
+from brokerhouse.broker.settings.config import Settings
 from tests.support.cluster_processes import Broker, Cluster
 
 _PARTITIONS = 24

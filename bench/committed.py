@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from bench.machine import machine
-from storage.embedded import EmbeddedEngine
-from storage.schema import migrate
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.schema import migrate
 
 _TOPICS, _PARTITIONS = 10, 100
 _TOPIC_ID = "reinterpretAsUUID(sipHash128(topic))"

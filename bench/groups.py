@@ -31,8 +31,8 @@ from kafka.protocol.consumer import (
 )
 
 from bench.machine import cpu_seconds, machine, running_broker
-from broker.api import APIS
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol.versions import ApiKey
 from tests.support.wire import decode, frame, request_body
 
 _JOIN, _SYNC, _HEARTBEAT, _COMMIT, _CREATE_TOPICS = 9, 5, 4, 8, 5

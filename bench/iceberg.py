@@ -42,7 +42,7 @@ from pyiceberg.table import Table
 from bench import iceberg_growth
 from bench.kafka.servers import JVM
 from bench.machine import cpu_seconds, machine, running_broker
-from spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg import tables
 from tests.spark.feed_job import FeedJob
 from tests.support import iceberg_table, tools
 from tests.support.broker_process import BrokerProcess
@@ -92,7 +92,7 @@ class IcebergJob(FeedJob):
         self._command = [
             sys.executable,
             "-m",
-            "broker.cli",
+            "brokerhouse.broker.cli",
             "jobs",
             "run",
             "iceberg",

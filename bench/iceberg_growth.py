@@ -15,10 +15,10 @@ from pathlib import Path
 
 from pyiceberg.table import Table
 
-from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.coordinator import COMMIT_ID, OFFSETS, VALID_THROUGH
-from spark_jobs.iceberg.files import TableWriter
-from spark_jobs.iceberg.settings import SinkTables
+from brokerhouse.spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg.coordinator import COMMIT_ID, OFFSETS, VALID_THROUGH
+from brokerhouse.spark_jobs.iceberg.files import TableWriter
+from brokerhouse.spark_jobs.iceberg.settings import SinkTables
 
 _NAME = "db.events"
 _AT = (10, 100, 500, 1000)

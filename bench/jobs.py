@@ -27,7 +27,7 @@ from uuid import uuid4
 import pyspark
 
 from bench.machine import machine, running_broker
-from broker.cli.jobs import JOBS
+from brokerhouse.broker.cli.jobs import JOBS
 from tests.support.broker_process import BrokerProcess
 from tests.support.engine_process import EngineProcess
 from tests.support.waiting import until
@@ -37,7 +37,7 @@ _LATE_S = 3600
 _COUNTED_LIMIT_S = 180
 _LOGIN = {"sql_user": "jobs", "sql_password": "jobs"}
 _START = (
-    "from spark_jobs.session import session; s = session('start');"
+    "from brokerhouse.spark_jobs.session import session; s = session('start');"
     " s.range(2).selectExpr('sum(id)').collect(); s.stop()"
 )
 _MESSAGES = """
@@ -133,7 +133,7 @@ def _await_counted(broker: BrokerProcess) -> None:
 
 def _run(broker: BrokerProcess, name: str) -> float:
     login = ["--user", _LOGIN["sql_user"], "--password", _LOGIN["sql_password"]]
-    command = ["-m", "broker.cli", "jobs", "run", name, "--http", broker.http_url, *login]
+    command = ["-m", "brokerhouse", "jobs", "run", name, "--http", broker.http_url, *login]
     return _seconds([*command, "--json"])
 
 

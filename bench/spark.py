@@ -24,8 +24,8 @@ from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.machine import machine, running_broker
-from spark_jobs.datasource import BrokerhouseDataSource
-from spark_jobs.session import session
+from brokerhouse.spark_jobs.datasource import BrokerhouseDataSource
+from brokerhouse.spark_jobs.session import session
 from tests.support import tools
 from tests.support.broker_process import BrokerProcess
 

@@ -26,7 +26,7 @@ from bench.machine import cpu_seconds, machine
 from tests.support.server_process import PROJECT, free_port
 
 _READY = "ready "
-_COMMAND = (sys.executable, "-m", "broker.cli")
+_COMMAND = (sys.executable, "-m", "brokerhouse")
 _FIRST, _AGAIN = "start on an empty directory", "start on the same directory"
 
 

@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.machine import machine
-from broker.log.rollup import Rollup
-from common.clock import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
-from storage.definition_guard import Handle
-from storage.embedded import EmbeddedEngine
-from storage.schema import migrate
-from storage.schema_files import ROW_BYTES_BY_SIZES
+from brokerhouse.broker.log.rollup import Rollup
+from brokerhouse.common.clock import DAY_MS, HOUR_MS, MINUTE_MS, SECOND_MS
+from brokerhouse.storage.definition_guard import Handle
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.schema import migrate
+from brokerhouse.storage.schema_files import ROW_BYTES_BY_SIZES
 
 _WEEK_SHARE, _WIDE_SHARE = 0.6, 0.1
 _BLOCKS_OF_WEEK, _BLOCKS_OF_BURST = 12, 24

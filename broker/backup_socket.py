@@ -25,8 +25,8 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from storage.backup import Backups
-from storage.backup_files import BackupError, BackupInfo
+from brokerhouse.storage.backup import Backups
+from brokerhouse.storage.backup_files import BackupError, BackupInfo
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from kafka.protocol.consumer import FetchRequest
 
-from protocol.errors import (
+from brokerhouse.protocol.errors import (
     FetchSessionIdNotFound,
     FetchSessionTopicIdError,
     InvalidFetchSessionEpoch,

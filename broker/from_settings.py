@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from broker.log.block import AppendLimits
-from broker.log.decompression import Decompressions
-from broker.settings.config import Settings
-from common.clock import MINUTE_MS, Clock
-from coordinator.admission import GroupLimits
-from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
-from coordinator.hosted_transactions import HostedTransactions, Markers
-from coordinator.membership import SharedCache
-from coordinator.offsets import CommittedOffsets
-from coordinator.pending_offsets import PendingOffsets
-from coordinator.slots import Duties, ServedSlots
-from coordinator.transactions import FreshIds, TransactionCoordinator, TransactionLimits
-from storage.engine import Engine
-from storage.journal import JournalLimits
-from storage.journal_drain import DrainLimits
-from storage.row_lane import RowLane
+from brokerhouse.broker.log.block import AppendLimits
+from brokerhouse.broker.log.decompression import Decompressions
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.common.clock import MINUTE_MS, Clock
+from brokerhouse.coordinator.admission import GroupLimits
+from brokerhouse.coordinator.coordinator import CoordinatorLimits, GroupCoordinator
+from brokerhouse.coordinator.hosted_transactions import HostedTransactions, Markers
+from brokerhouse.coordinator.membership import SharedCache
+from brokerhouse.coordinator.offsets import CommittedOffsets
+from brokerhouse.coordinator.pending_offsets import PendingOffsets
+from brokerhouse.coordinator.slots import Duties, ServedSlots
+from brokerhouse.coordinator.transactions import FreshIds, TransactionCoordinator, TransactionLimits
+from brokerhouse.storage.engine import Engine
+from brokerhouse.storage.journal import JournalLimits
+from brokerhouse.storage.journal_drain import DrainLimits
+from brokerhouse.storage.row_lane import RowLane
 
 _SMALL_TABLES_WAIT = 4
 """How many times as long as records the rows of small tables stay in the journal. 10,000 committed

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from broker.net.named_addresses import DEFAULT_LISTENER, NamedAddress
+from brokerhouse.broker.net.named_addresses import DEFAULT_LISTENER, NamedAddress
 
 NO_NODE = -1
 

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from broker.log.partition import PartitionLog
-from broker.log.topic import Topic
-from broker.offsets_topic.offsets_topic import OffsetsTopic
-from broker.topics.catalog import TopicCatalog
-from protocol.errors import NotLeaderOrFollower, UnknownTopicOrPartition
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.offsets_topic.offsets_topic import OffsetsTopic
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.protocol.errors import NotLeaderOrFollower, UnknownTopicOrPartition
 
 
 class LedPartitions:

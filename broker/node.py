@@ -15,33 +15,33 @@ from typing import Protocol
 
 from aiohttp import web
 
-from broker.fetch_sessions import FetchSessions
-from broker.leadership import BrokerEndpoint
-from broker.led_partitions import LedPartitions
-from broker.log.block import Appending
-from broker.log.log_starts import LogStarts
-from broker.log.reader import ColdReader
-from broker.log.refused_batches import RefusedBatches
-from broker.log.row_sources import RowSources
-from broker.memory import InFlight, ResponseMemory
-from broker.monitoring.families import MetricSource
-from broker.monitoring.request_counts import FetchedCounts, RequestCounts
-from broker.offsets_topic.offsets_topic import OffsetsTopic
-from broker.settings.admin_store import AdminStore
-from broker.settings.client_quotas import ClientQuotas
-from broker.settings.config import Settings
-from broker.settings.dynamic_settings import DynamicSettings
-from broker.settings.stored_configs import Configs, StoredConfigs
-from broker.slots.groups import SlotGroups
-from broker.slots.leadership import SlotLeadership
-from broker.slots.transactions import CoordinatorCalls, SlotTransactions
-from broker.topics.auto_creation import AutoCreation
-from broker.topics.catalog import TopicCatalog
-from broker.topics.encoded_topics import EncodedTopics
-from broker.transactions.producer_ids import ProducerIds
-from broker.transactions.transaction_checks import TransactionChecks
-from broker.transactions.transaction_markers import MarkerWriter
-from common.logging import set_level
+from brokerhouse.broker.fetch_sessions import FetchSessions
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.led_partitions import LedPartitions
+from brokerhouse.broker.log.block import Appending
+from brokerhouse.broker.log.log_starts import LogStarts
+from brokerhouse.broker.log.reader import ColdReader
+from brokerhouse.broker.log.refused_batches import RefusedBatches
+from brokerhouse.broker.log.row_sources import RowSources
+from brokerhouse.broker.memory import InFlight, ResponseMemory
+from brokerhouse.broker.monitoring.families import MetricSource
+from brokerhouse.broker.monitoring.request_counts import FetchedCounts, RequestCounts
+from brokerhouse.broker.offsets_topic.offsets_topic import OffsetsTopic
+from brokerhouse.broker.settings.admin_store import AdminStore
+from brokerhouse.broker.settings.client_quotas import ClientQuotas
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.settings.dynamic_settings import DynamicSettings
+from brokerhouse.broker.settings.stored_configs import Configs, StoredConfigs
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.broker.slots.transactions import CoordinatorCalls, SlotTransactions
+from brokerhouse.broker.topics.auto_creation import AutoCreation
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.broker.topics.encoded_topics import EncodedTopics
+from brokerhouse.broker.transactions.producer_ids import ProducerIds
+from brokerhouse.broker.transactions.transaction_checks import TransactionChecks
+from brokerhouse.broker.transactions.transaction_markers import MarkerWriter
+from brokerhouse.common.logging import set_level
 
 
 @dataclass(frozen=True, slots=True)

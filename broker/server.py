@@ -18,30 +18,30 @@ from typing import TYPE_CHECKING
 import uvloop
 from aiohttp import web
 
-from broker.leadership import BrokerEndpoint
-from broker.monitoring.families import MetricSource
-from broker.monitoring.health import Health
-from broker.monitoring.pages import MonitoringPages
-from broker.monitoring.process import LoopDelay, ProcessMetrics
-from broker.monitoring.requests import RequestMetrics
-from broker.monitoring.scrape import Scraper
-from broker.net.connection import Connections
-from broker.net.listener import KafkaListener, ListenError, reason
-from broker.node import BrokerRuntime
-from broker.settings.config import Settings, limits_of_this_machine
-from broker.single import open_engine, open_single
-from broker.start_error import StartError
-from common.address import parse_address
-from common.logging import log_to_stderr
-from common.process import collect_garbage_less
-from common.tasks import Periodic
-from sql.http.listener import HttpListener
-from storage.data_directory import DataDirectoryError
-from storage.engine import EngineError
-from storage.schema_files import SchemaError
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.monitoring.families import MetricSource
+from brokerhouse.broker.monitoring.health import Health
+from brokerhouse.broker.monitoring.pages import MonitoringPages
+from brokerhouse.broker.monitoring.process import LoopDelay, ProcessMetrics
+from brokerhouse.broker.monitoring.requests import RequestMetrics
+from brokerhouse.broker.monitoring.scrape import Scraper
+from brokerhouse.broker.net.connection import Connections
+from brokerhouse.broker.net.listener import KafkaListener, ListenError, reason
+from brokerhouse.broker.node import BrokerRuntime
+from brokerhouse.broker.settings.config import Settings, limits_of_this_machine
+from brokerhouse.broker.single import open_engine, open_single
+from brokerhouse.broker.start_error import StartError
+from brokerhouse.common.address import parse_address
+from brokerhouse.common.logging import log_to_stderr
+from brokerhouse.common.process import collect_garbage_less
+from brokerhouse.common.tasks import Periodic
+from brokerhouse.sql.http.listener import HttpListener
+from brokerhouse.storage.data_directory import DataDirectoryError
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.schema_files import SchemaError
 
 if TYPE_CHECKING:
-    from broker.cluster.config import ClusterConfig
+    from brokerhouse.broker.cluster.config import ClusterConfig
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ async def _opened(
             runtime = await open_single(settings, engine, endpoint, progress)
         else:
             # Half of what a broker imports is for clusters only.
-            from broker.cluster.node import open_cluster
+            from brokerhouse.broker.cluster.node import open_cluster
 
             runtime = await open_cluster(settings, cluster, endpoint, progress)
         parts.push_async_callback(runtime.close)

@@ -20,70 +20,70 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from uuid import uuid4
 
-from broker.backup_socket import ControlSocket
-from broker.feeds.groups import FeedGroups, feeding_instance
-from broker.feeds.host import FedLogs, FeedHost, embedded_store
-from broker.feeds.running import TableFeeds
-from broker.from_settings import (
+from brokerhouse.broker.backup_socket import ControlSocket
+from brokerhouse.broker.feeds.groups import FeedGroups, feeding_instance
+from brokerhouse.broker.feeds.host import FedLogs, FeedHost, embedded_store
+from brokerhouse.broker.feeds.running import TableFeeds
+from brokerhouse.broker.from_settings import (
     decompressions,
     journal_limits,
     transaction_coordinator,
 )
-from broker.leadership import BrokerEndpoint
-from broker.log.log_starts import LogStarts
-from broker.log.producer_states import ProducerStates, ProducerStateSweep
-from broker.log.reclaim import Reclaim
-from broker.log.removals import Removals
-from broker.log.retention import Retention, upkeep
-from broker.log.rollup import AppendedRows, Rollup
-from broker.log.row_sources import JournaledRows
-from broker.log.sweep import Sweep
-from broker.log.tail_cache import TailCache
-from broker.log.transaction_tables import TransactionSweep
-from broker.log.write_lease import EndlessSession
-from broker.monitoring.engine import EngineMetrics, JournalMetrics
-from broker.monitoring.families import MetricSource
-from broker.monitoring.groups import GroupMetrics
-from broker.monitoring.logs import LaneSource, LogMetrics
-from broker.monitoring.transactions import TransactionMetrics
-from broker.node import Broker, Parts, Transactions
-from broker.settings.admin_store import AdminStore
-from broker.settings.config import Settings, schema_registry_url
-from broker.settings.stored_configs import StoredConfigs
-from broker.slots.groups import SlotGroups
-from broker.slots.leadership import SlotLeadership
-from broker.slots.peers import Peers
-from broker.slots.shard_host import ShardHost, ShardHosts, Writing
-from broker.slots.slot_logs import SlotLogs
-from broker.slots.transactions import (
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.log.log_starts import LogStarts
+from brokerhouse.broker.log.producer_states import ProducerStates, ProducerStateSweep
+from brokerhouse.broker.log.reclaim import Reclaim
+from brokerhouse.broker.log.removals import Removals
+from brokerhouse.broker.log.retention import Retention, upkeep
+from brokerhouse.broker.log.rollup import AppendedRows, Rollup
+from brokerhouse.broker.log.row_sources import JournaledRows
+from brokerhouse.broker.log.sweep import Sweep
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.broker.log.transaction_tables import TransactionSweep
+from brokerhouse.broker.log.write_lease import EndlessSession
+from brokerhouse.broker.monitoring.engine import EngineMetrics, JournalMetrics
+from brokerhouse.broker.monitoring.families import MetricSource
+from brokerhouse.broker.monitoring.groups import GroupMetrics
+from brokerhouse.broker.monitoring.logs import LaneSource, LogMetrics
+from brokerhouse.broker.monitoring.transactions import TransactionMetrics
+from brokerhouse.broker.node import Broker, Parts, Transactions
+from brokerhouse.broker.settings.admin_store import AdminStore
+from brokerhouse.broker.settings.config import Settings, schema_registry_url
+from brokerhouse.broker.settings.stored_configs import StoredConfigs
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.broker.slots.peers import Peers
+from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts, Writing
+from brokerhouse.broker.slots.slot_logs import SlotLogs
+from brokerhouse.broker.slots.transactions import (
     CoordinatorCalls,
     MarkersEverywhere,
     MarkersHere,
     SlotTransactions,
 )
-from broker.topics.catalog import TopicCatalog
-from broker.topics.topic_cleanup import TopicCleanup
-from broker.topics.topic_store import TopicTable
-from broker.transactions.producer_ids import ProducerIds
-from broker.transactions.transaction_markers import MarkerWriter
-from common.clock import wall_ms
-from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
-from coordinator.slots import ServedSlots
-from feeds.tables import ALONE
-from sql.http.interface import make_app
-from storage.backup import Backups
-from storage.data_directory import refuse_unfinished
-from storage.disk_reserve import default_reserve_bytes
-from storage.embedded import EmbeddedEngine
-from storage.engine import DATABASE
-from storage.journal import JournaledEngine, open_journal
-from storage.journal_files import STREAMS
-from storage.new_directory import begin_directory
-from storage.part_codecs import set_part_codecs
-from storage.registry import Registry, TableRegistry
-from storage.schema import migrate, migrations, record_applied
-from storage.schema_files import ROW_BYTES_BY_SIZES
-from storage.slot_map import EMBEDDED
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.broker.topics.topic_cleanup import TopicCleanup
+from brokerhouse.broker.topics.topic_store import TopicTable
+from brokerhouse.broker.transactions.producer_ids import ProducerIds
+from brokerhouse.broker.transactions.transaction_markers import MarkerWriter
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.feeds.tables import ALONE
+from brokerhouse.sql.http.interface import make_app
+from brokerhouse.storage.backup import Backups
+from brokerhouse.storage.data_directory import refuse_unfinished
+from brokerhouse.storage.disk_reserve import default_reserve_bytes
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import DATABASE
+from brokerhouse.storage.journal import JournaledEngine, open_journal
+from brokerhouse.storage.journal_files import STREAMS
+from brokerhouse.storage.new_directory import begin_directory
+from brokerhouse.storage.part_codecs import set_part_codecs
+from brokerhouse.storage.registry import Registry, TableRegistry
+from brokerhouse.storage.schema import migrate, migrations, record_applied
+from brokerhouse.storage.schema_files import ROW_BYTES_BY_SIZES
+from brokerhouse.storage.slot_map import EMBEDDED
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Literal
 
-from common.counted_lines import CountingHandler, mark
+from brokerhouse.common.counted_lines import CountingHandler, mark
 
 PACKAGE = "brokerhouse."
 _ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))} | {0x0A: "\\n"}

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import click
 
-from common.address import Address, host_to_connect_to, parse_address
-from common.environment import BOOTSTRAP_VARIABLE, ENV_PREFIX
+from brokerhouse.common.address import Address, host_to_connect_to, parse_address
+from brokerhouse.common.environment import BOOTSTRAP_VARIABLE, ENV_PREFIX
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from common.counted_lines import counted
+from brokerhouse.common.counted_lines import counted
 
 T = TypeVar("T")
 

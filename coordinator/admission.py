@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from common.clock import Moment
-from coordinator.group_members import GroupMember
-from coordinator.group_states import GroupEvent, GroupState
-from coordinator.messages import UNKNOWN_MEMBER_ID, JoinRequest, MemberIdGiven, MemberRecord, Waiter
-from coordinator.rebalance import Joining, Rebalance
-from protocol.errors import FencedInstanceId, GroupMaxSizeReached, InvalidSessionTimeout
+from brokerhouse.common.clock import Moment
+from brokerhouse.coordinator.group_members import GroupMember
+from brokerhouse.coordinator.group_states import GroupEvent, GroupState
+from brokerhouse.coordinator.messages import (
+    UNKNOWN_MEMBER_ID,
+    JoinRequest,
+    MemberIdGiven,
+    MemberRecord,
+    Waiter,
+)
+from brokerhouse.coordinator.rebalance import Joining, Rebalance
+from brokerhouse.protocol.errors import FencedInstanceId, GroupMaxSizeReached, InvalidSessionTimeout
 
 _NEW_MEMBER_JOIN_TIMEOUT_MS = 300_000
 """How long a new member that waits for its first generation is kept.

@@ -18,11 +18,11 @@ from enum import Enum, auto
 from itertools import chain
 from types import MappingProxyType
 
-from common.text_table import read_table
-from coordinator.group_members import Members
-from coordinator.group_states import GroupState
-from coordinator.messages import UNKNOWN_MEMBER_ID, Committer
-from protocol.errors import (
+from brokerhouse.common.text_table import read_table
+from brokerhouse.coordinator.group_members import Members
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.messages import UNKNOWN_MEMBER_ID, Committer
+from brokerhouse.protocol.errors import (
     CoordinatorNotAvailable,
     FencedInstanceId,
     GroupIdNotFound,

@@ -16,15 +16,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from common.clock import Clock
-from coordinator.admission import GroupLimits
-from coordinator.commit_rules import CommitKind, check_commit_without_group
-from coordinator.group_members import protocols_bytes
-from coordinator.group_states import GroupState
-from coordinator.groups import Group
-from coordinator.hosted_groups import HostedGroup, HostedGroups
-from coordinator.membership import CacheWorker, SharedCache
-from coordinator.messages import (
+from brokerhouse.common.clock import Clock
+from brokerhouse.coordinator.admission import GroupLimits
+from brokerhouse.coordinator.commit_rules import CommitKind, check_commit_without_group
+from brokerhouse.coordinator.group_members import protocols_bytes
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.groups import Group
+from brokerhouse.coordinator.hosted_groups import HostedGroup, HostedGroups
+from brokerhouse.coordinator.membership import CacheWorker, SharedCache
+from brokerhouse.coordinator.messages import (
     UNKNOWN_MEMBER_ID,
     Committer,
     GroupRecord,
@@ -36,12 +36,12 @@ from coordinator.messages import (
     SyncRequest,
     TopicPartition,
 )
-from coordinator.offset_expiry import OffsetExpiry
-from coordinator.offsets import CommittedOffsets
-from coordinator.pending_offsets import PendingOffsets
-from coordinator.slots import Duties
-from coordinator.transaction_states import Producer
-from protocol.errors import (
+from brokerhouse.coordinator.offset_expiry import OffsetExpiry
+from brokerhouse.coordinator.offsets import CommittedOffsets
+from brokerhouse.coordinator.pending_offsets import PendingOffsets
+from brokerhouse.coordinator.slots import Duties
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol.errors import (
     GroupIdNotFound,
     GroupSubscribedToTopic,
     InvalidGroupId,
@@ -50,7 +50,7 @@ from protocol.errors import (
     UnknownMemberId,
     UnknownServerError,
 )
-from storage.engine import EngineError
+from brokerhouse.storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 

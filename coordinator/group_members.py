@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from coordinator.messages import (
+from brokerhouse.coordinator.messages import (
     GroupRecord,
     JoinedMember,
     JoinRequest,
@@ -21,7 +21,7 @@ from coordinator.messages import (
     Protocols,
     Waiter,
 )
-from protocol.errors import FencedInstanceId, InconsistentGroupProtocol, UnknownMemberId
+from brokerhouse.protocol.errors import FencedInstanceId, InconsistentGroupProtocol, UnknownMemberId
 
 # Approximate sizes, without what clients sent.
 _MEMBER_BYTES, _PROTOCOL_BYTES, _PENDING_BYTES = 1024, 128, 256

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from coordinator.group_states import GroupState
-from coordinator.messages import Client, GroupRecord, MemberRecord
-from coordinator.tables import GROUPS, MEMBERS
-from protocol.consumer_protocol import assigned_partitions
-from storage.engine import Row
-from storage.row_lane import TableRows
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.messages import Client, GroupRecord, MemberRecord
+from brokerhouse.coordinator.tables import GROUPS, MEMBERS
+from brokerhouse.protocol.consumer_protocol import assigned_partitions
+from brokerhouse.storage.engine import Row
+from brokerhouse.storage.row_lane import TableRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from types import MappingProxyType
 
-from protocol.errors import KafkaError, RebalanceInProgress
+from brokerhouse.protocol.errors import KafkaError, RebalanceInProgress
 
 
 class GroupState(StrEnum):

@@ -21,18 +21,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from uuid import uuid4
 
-from common.clock import Moment
-from coordinator.admission import Admission, GroupLimits
-from coordinator.commit_rules import (
+from brokerhouse.common.clock import Moment
+from brokerhouse.coordinator.admission import Admission, GroupLimits
+from brokerhouse.coordinator.commit_rules import (
     CommitKind,
     CommitSender,
     check_commit,
     commit_sender,
     named_generation,
 )
-from coordinator.group_members import metadata_of
-from coordinator.group_states import GroupEvent, GroupState
-from coordinator.messages import (
+from brokerhouse.coordinator.group_members import metadata_of
+from brokerhouse.coordinator.group_states import GroupEvent, GroupState
+from brokerhouse.coordinator.messages import (
     UNKNOWN_MEMBER_ID,
     Answer,
     Committer,
@@ -43,9 +43,9 @@ from coordinator.messages import (
     SyncRequest,
     Waiter,
 )
-from coordinator.rebalance import Rebalance, Syncing
-from protocol.consumer_protocol import subscribed_topics
-from protocol.errors import (
+from brokerhouse.coordinator.rebalance import Rebalance, Syncing
+from brokerhouse.protocol.consumer_protocol import subscribed_topics
+from brokerhouse.protocol.errors import (
     CoordinatorNotAvailable,
     IllegalGeneration,
     InconsistentGroupProtocol,

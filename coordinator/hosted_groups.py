@@ -17,22 +17,22 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from common.clock import Clock, Moment
-from common.counted_lines import counted
-from common.tasks import event_within
-from coordinator.group_states import GroupState
-from coordinator.groups import Group
-from coordinator.membership import SharedCache
-from coordinator.messages import Answer, GroupRecord, JoinAnswer, Waiter
-from coordinator.slots import Duties
-from protocol.errors import (
+from brokerhouse.common.clock import Clock, Moment
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import event_within
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.groups import Group
+from brokerhouse.coordinator.membership import SharedCache
+from brokerhouse.coordinator.messages import Answer, GroupRecord, JoinAnswer, Waiter
+from brokerhouse.coordinator.slots import Duties
+from brokerhouse.protocol.errors import (
     CoordinatorNotAvailable,
     GroupMaxSizeReached,
     KafkaError,
     NotCoordinator,
     UnknownServerError,
 )
-from storage.engine import EngineError
+from brokerhouse.storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 

@@ -18,21 +18,25 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import UUID
 
-from common.clock import Clock
-from common.counted_lines import counted
-from common.tasks import Backoff
-from coordinator.slots import ServedSlots
-from coordinator.tables import TRANSACTIONS
-from coordinator.transaction_states import (
+from brokerhouse.common.clock import Clock
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Backoff
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.tables import TRANSACTIONS
+from brokerhouse.coordinator.transaction_states import (
     NOT_STARTED,
     PREPARED,
     Member,
     Transaction,
     TransactionState,
 )
-from protocol.errors import CoordinatorNotAvailable, InvalidRegularExpression, KafkaError
-from storage.engine import Engine, EngineError, Row
-from storage.row_lane import RowLane, TableRows
+from brokerhouse.protocol.errors import (
+    CoordinatorNotAvailable,
+    InvalidRegularExpression,
+    KafkaError,
+)
+from brokerhouse.storage.engine import Engine, EngineError, Row
+from brokerhouse.storage.row_lane import RowLane, TableRows
 
 log = logging.getLogger(__name__)
 

@@ -20,24 +20,24 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from common.clock import MINUTE_MS, SECOND_MS, Clock
-from common.counted_lines import counted
-from common.tasks import Outage, event_within
-from coordinator.group_rows import (
+from brokerhouse.common.clock import MINUTE_MS, SECOND_MS, Clock
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Outage, event_within
+from brokerhouse.coordinator.group_rows import (
     GroupRows,
     StoredGroup,
     StoredMember,
     stored_groups,
     stored_members,
 )
-from coordinator.group_states import GroupState
-from coordinator.messages import Follower, GroupRecord, MemberRecord
-from coordinator.offsets import CommittedOffsets
-from coordinator.slots import Duties
-from coordinator.tables import GROUPS, HEARTBEATS, MEMBERS
-from sql.queries import query
-from storage.engine import Engine, EngineError, Row
-from storage.row_lane import PartlyStored, RowLane, TableRows
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.messages import Follower, GroupRecord, MemberRecord
+from brokerhouse.coordinator.offsets import CommittedOffsets
+from brokerhouse.coordinator.slots import Duties
+from brokerhouse.coordinator.tables import GROUPS, HEARTBEATS, MEMBERS
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Engine, EngineError, Row
+from brokerhouse.storage.row_lane import PartlyStored, RowLane, TableRows
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
-from protocol.errors import KafkaError, MemberIdRequired
+from brokerhouse.protocol.errors import KafkaError, MemberIdRequired
 
 OFFSETS_TOPIC = "__consumer_offsets"
 """Kafka's own topic with the offsets of groups. Brokers name slots by it, clients can read it."""

@@ -13,13 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from common.counted_lines import counted
-from common.tasks import Periodic
-from coordinator.group_states import GroupState
-from coordinator.hosted_groups import HostedGroup, HostedGroups
-from coordinator.offsets import CommittedOffsets
-from coordinator.pending_offsets import PendingOffsets
-from storage.engine import EngineError
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Periodic
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.hosted_groups import HostedGroup, HostedGroups
+from brokerhouse.coordinator.offsets import CommittedOffsets
+from brokerhouse.coordinator.pending_offsets import PendingOffsets
+from brokerhouse.storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 

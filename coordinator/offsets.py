@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from common.clock import DAY_MS, MINUTE_MS, SECOND_MS, Clock
-from coordinator.messages import (
+from brokerhouse.common.clock import DAY_MS, MINUTE_MS, SECOND_MS, Clock
+from brokerhouse.coordinator.messages import (
     UNKNOWN_GENERATION,
     UNKNOWN_MEMBER_ID,
     Client,
@@ -27,10 +27,10 @@ from coordinator.messages import (
     OffsetCommit,
     TopicPartition,
 )
-from coordinator.tables import OFFSETS
-from sql.queries import query
-from storage.engine import Engine, EngineError, Row
-from storage.row_lane import RowLane, TableRows
+from brokerhouse.coordinator.tables import OFFSETS
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Engine, EngineError, Row
+from brokerhouse.storage.row_lane import RowLane, TableRows
 
 log = logging.getLogger(__name__)
 

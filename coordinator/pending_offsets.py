@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from common.clock import Clock
-from coordinator.messages import Client, Committer, OffsetCommit, TopicPartition
-from coordinator.offsets import CommittedOffsets
-from coordinator.tables import TRANSACTION_OFFSETS
-from coordinator.transaction_states import Producer
-from protocol.errors import TransactionCoordinatorFenced
-from storage.engine import Engine
-from storage.row_lane import RowLane, TableRows
+from brokerhouse.common.clock import Clock
+from brokerhouse.coordinator.messages import Client, Committer, OffsetCommit, TopicPartition
+from brokerhouse.coordinator.offsets import CommittedOffsets
+from brokerhouse.coordinator.tables import TRANSACTION_OFFSETS
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol.errors import TransactionCoordinatorFenced
+from brokerhouse.storage.engine import Engine
+from brokerhouse.storage.row_lane import RowLane, TableRows
 
 _COORDINATORS_KEPT = 10_000
 _READ = """

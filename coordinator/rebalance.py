@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from common.clock import Moment
-from coordinator.group_members import GroupMember, Members
-from coordinator.group_states import (
+from brokerhouse.common.clock import Moment
+from brokerhouse.coordinator.group_members import GroupMember, Members
+from brokerhouse.coordinator.group_states import (
     TRANSITIONS,
     GroupAction,
     GroupEvent,
     GroupState,
     Refusal,
 )
-from coordinator.messages import (
+from brokerhouse.coordinator.messages import (
     Answer,
     JoinAnswer,
     JoinRequest,
@@ -32,7 +32,7 @@ from coordinator.messages import (
     SyncRequest,
     Waiter,
 )
-from protocol.errors import KafkaError, RebalanceInProgress, UnknownMemberId
+from brokerhouse.protocol.errors import KafkaError, RebalanceInProgress, UnknownMemberId
 
 _NOBODY_JOINED_RETRY_MS = 1_000
 """A rebalance that nobody has joined is put off for at least this long."""

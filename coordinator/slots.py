@@ -15,8 +15,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from uuid import UUID
 
-from protocol.errors import CoordinatorLoadInProgress, NotCoordinator
-from storage.slot_map import EMBEDDED, FIRST_EPOCH, Slot, slot_of_group, slot_of_partition
+from brokerhouse.protocol.errors import CoordinatorLoadInProgress, NotCoordinator
+from brokerhouse.storage.slot_map import (
+    EMBEDDED,
+    FIRST_EPOCH,
+    Slot,
+    slot_of_group,
+    slot_of_partition,
+)
 
 _KAFKA_PARTITIONS = 50
 """Kafka's offsets.topic.num.partitions: the slots of a single broker."""

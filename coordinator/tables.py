@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.blocks import (
+from brokerhouse.storage.blocks import (
     BOOL,
     BYTES,
     DATETIME64_MS,

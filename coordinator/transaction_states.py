@@ -32,9 +32,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 from uuid import UUID
 
-from common.text_table import read_table
-from coordinator.messages import OFFSETS_TOPIC
-from protocol.errors import (
+from brokerhouse.common.text_table import read_table
+from brokerhouse.coordinator.messages import OFFSETS_TOPIC
+from brokerhouse.protocol.errors import (
     ConcurrentTransactions,
     InvalidProducerIdMapping,
     InvalidTxnState,

@@ -17,11 +17,11 @@ from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from common.clock import Clock
-from common.counted_lines import counted
-from common.tasks import Outage, Periodic, in_turns
-from coordinator.hosted_transactions import HostedTransaction, HostedTransactions
-from coordinator.transaction_states import (
+from brokerhouse.common.clock import Clock
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Outage, Periodic, in_turns
+from brokerhouse.coordinator.hosted_transactions import HostedTransaction, HostedTransactions
+from brokerhouse.coordinator.transaction_states import (
     ENDED,
     PREPARED,
     Member,
@@ -29,7 +29,7 @@ from coordinator.transaction_states import (
     Transaction,
     TransactionState,
 )
-from protocol.errors import (
+from brokerhouse.protocol.errors import (
     CoordinatorNotAvailable,
     InvalidProducerIdMapping,
     InvalidRequest,
@@ -37,7 +37,7 @@ from protocol.errors import (
     KafkaError,
     PolicyViolation,
 )
-from storage.engine import EngineError
+from brokerhouse.storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 

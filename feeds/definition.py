@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 
-from feeds.routing import ANY_TABLE, TABLE_NAME, Route, route_from_text
-from sql.queries import query
-from storage.engine import Parameter, Row
+from brokerhouse.feeds.routing import ANY_TABLE, TABLE_NAME, Route, route_from_text
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Parameter, Row
 
 BLOCK_COLUMN = "_block"
 """A column that `SELECT *` does not show, with the token of each row's block."""

@@ -6,11 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from feeds.blocks import Counted, Offsets, Phase, Replay, plan, token
-from feeds.definition import FeedDefinition
-from feeds.progress import FeedProgress
-from feeds.writer import MAX_OFFSET, FeedSource, PartitionWriter
-from storage.engine import TokenUsed
+from brokerhouse.feeds.blocks import Counted, Offsets, Phase, Replay, plan, token
+from brokerhouse.feeds.definition import FeedDefinition
+from brokerhouse.feeds.progress import FeedProgress
+from brokerhouse.feeds.writer import MAX_OFFSET, FeedSource, PartitionWriter
+from brokerhouse.storage.engine import TokenUsed
 
 BLOCK_MAX_RECORDS = 500_000
 EVERYWHERE = Offsets(0, MAX_OFFSET)

@@ -20,8 +20,8 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from math import isfinite
 from typing import Any, NamedTuple
 
-from feeds.definition import BLOCK_COLUMN, METADATA_COLUMNS
-from feeds.paths import Path, path_as_text
+from brokerhouse.feeds.definition import BLOCK_COLUMN, METADATA_COLUMNS
+from brokerhouse.feeds.paths import Path, path_as_text
 
 Object = dict[str, Any]
 

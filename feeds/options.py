@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import click
 
-from common.places import parse_place, timestamp_ms
-from feeds.definition import AT_OFFSET
-from feeds.paths import path_from_text
-from feeds.tables import ENGINE, LATEST_ENGINE, PLAIN_ENGINE
-from feeds.values.plan import UNITS
+from brokerhouse.common.places import parse_place, timestamp_ms
+from brokerhouse.feeds.definition import AT_OFFSET
+from brokerhouse.feeds.paths import path_from_text
+from brokerhouse.feeds.tables import ENGINE, LATEST_ENGINE, PLAIN_ENGINE
+from brokerhouse.feeds.values.plan import UNITS
 
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])
 

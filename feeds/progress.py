@@ -7,8 +7,8 @@ from collections.abc import Awaitable
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from common.clock import wall_ms
-from feeds.blocks import (
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.feeds.blocks import (
     Counted,
     FeedState,
     Offsets,
@@ -23,11 +23,20 @@ from feeds.blocks import (
     taken_over,
     tried_again,
 )
-from feeds.definition import FeedDefinition
-from feeds.writer import FeedSource
-from storage.blocks import DATETIME64_MS, INT32, INT64, STRING, UINT32, UINT64, UUIDS, Table
-from storage.registry import Registry, Versioned
-from storage.row_lane import RowLane, TableRows
+from brokerhouse.feeds.definition import FeedDefinition
+from brokerhouse.feeds.writer import FeedSource
+from brokerhouse.storage.blocks import (
+    DATETIME64_MS,
+    INT32,
+    INT64,
+    STRING,
+    UINT32,
+    UINT64,
+    UUIDS,
+    Table,
+)
+from brokerhouse.storage.registry import Registry, Versioned
+from brokerhouse.storage.row_lane import RowLane, TableRows
 
 FEED_BLOCKS = Table(
     "table_feed_blocks",

@@ -12,22 +12,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID, uuid5
 
-from common.clock import wall_ms
-from feeds.blocks import Counted, Offsets
-from feeds.definition import FeedDefinition, FeedOptions, FeedStatus, Format
-from feeds.inference import InferredColumn, field_columns, parse_sample
-from feeds.routing import TABLE_NAME
-from feeds.server_tables import FeedTables
-from feeds.statements import DEAD, SOURCE, WITH_VALUE
-from feeds.stored_definitions import StoredDefinitions
-from feeds.writer import (
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.definition import FeedDefinition, FeedOptions, FeedStatus, Format
+from brokerhouse.feeds.inference import InferredColumn, field_columns, parse_sample
+from brokerhouse.feeds.routing import TABLE_NAME
+from brokerhouse.feeds.server_tables import FeedTables
+from brokerhouse.feeds.statements import DEAD, SOURCE, WITH_VALUE
+from brokerhouse.feeds.stored_definitions import StoredDefinitions
+from brokerhouse.feeds.writer import (
     MARKED_AT,
     MAX_OFFSET,
     FeedSource,
     PartitionWriter,
     Session,
 )
-from storage.engine import Parameter
+from brokerhouse.storage.engine import Parameter
 
 TABLES_MAX = 1000
 """A router makes feeds for so many tables: records may name anything."""

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from feeds.paths import path_from_text
-from storage.parameters import literal
+from brokerhouse.feeds.paths import path_from_text
+from brokerhouse.storage.parameters import literal
 
 ANY_TABLE = "*"
 TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

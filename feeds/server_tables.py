@@ -13,13 +13,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from feeds.definition import BLOCK_COLUMN, FeedDefinition, split_name
-from feeds.inference import InferredColumn
-from feeds.tables import adding, filled_table, made_like, making, preparing
-from storage.cluster_sql import ClusterLayout
-from storage.engine import EngineError
-from storage.parameters import quoted
-from storage.registry import RegistryServer
+from brokerhouse.feeds.definition import BLOCK_COLUMN, FeedDefinition, split_name
+from brokerhouse.feeds.inference import InferredColumn
+from brokerhouse.feeds.tables import adding, filled_table, made_like, making, preparing
+from brokerhouse.storage.cluster_sql import ClusterLayout
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.parameters import quoted
+from brokerhouse.storage.registry import RegistryServer
 
 log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feeds.decoding.debezium import PACKED
-from feeds.definition import BLOCK_COLUMN, Format
-from feeds.paths import path_from_text
-from feeds.values.layout import Column, RowLayout, uses
-from storage.engine import FileQuery
-from storage.parameters import literal, quoted
+from brokerhouse.feeds.decoding.debezium import PACKED
+from brokerhouse.feeds.definition import BLOCK_COLUMN, Format
+from brokerhouse.feeds.paths import path_from_text
+from brokerhouse.feeds.values.layout import Column, RowLayout, uses
+from brokerhouse.storage.engine import FileQuery
+from brokerhouse.storage.parameters import literal, quoted
 
 _IS_PARTITION = (
     "topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"

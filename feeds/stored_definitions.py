@@ -10,18 +10,18 @@ import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from feeds.definition import (
+from brokerhouse.feeds.definition import (
     FeedDefinition,
     FeedStatus,
     definitions_of,
     paused_statement,
     storing_statement,
 )
-from feeds.tables import filled_table
-from sql.queries import query
-from storage.cluster_sql import ClusterLayout
-from storage.engine import EngineError, Row
-from storage.registry import RegistryServer
+from brokerhouse.feeds.tables import filled_table
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.cluster_sql import ClusterLayout
+from brokerhouse.storage.engine import EngineError, Row
+from brokerhouse.storage.registry import RegistryServer
 
 
 class StoredDefinitions:

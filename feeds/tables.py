@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from feeds.definition import BLOCK_COLUMN, Format
-from feeds.inference import InferredColumn
-from storage.cluster_sql import ClusterLayout
-from storage.parameters import quoted
-from storage.schema_files import REPLICATED_WINDOW_S
+from brokerhouse.feeds.definition import BLOCK_COLUMN, Format
+from brokerhouse.feeds.inference import InferredColumn
+from brokerhouse.storage.cluster_sql import ClusterLayout
+from brokerhouse.storage.parameters import quoted
+from brokerhouse.storage.schema_files import REPLICATED_WINDOW_S
 
 BLOCK_DEFINITION = (
     f"{BLOCK_COLUMN} LowCardinality(String) MATERIALIZED getSetting('insert_deduplication_token')"

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
-from feeds.blocks import Counted, Offsets
-from feeds.decoding.client import ValueDecoder
-from feeds.decoding.requests import DecodeRequest, records
-from feeds.definition import FeedDefinition
-from feeds.inference import InferredColumn, field_columns, parse_sample
-from feeds.paths import path_as_text
-from feeds.server_tables import FeedTables
-from feeds.statements import (
+from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.decoding.client import ValueDecoder
+from brokerhouse.feeds.decoding.requests import DecodeRequest, records
+from brokerhouse.feeds.definition import FeedDefinition
+from brokerhouse.feeds.inference import InferredColumn, field_columns, parse_sample
+from brokerhouse.feeds.paths import path_as_text
+from brokerhouse.feeds.server_tables import FeedTables
+from brokerhouse.feeds.statements import (
     DEAD,
     MARK_BYTES,
     MISFITS,
@@ -33,9 +33,9 @@ from feeds.statements import (
     columns_of,
     columns_statement,
 )
-from feeds.tables import REPLACES
-from feeds.values.layout import RowLayout
-from storage.engine import Engine, EngineError, FileQuery, Parameter, Row, TokenUsed
+from brokerhouse.feeds.tables import REPLACES
+from brokerhouse.feeds.values.layout import RowLayout
+from brokerhouse.storage.engine import Engine, EngineError, FileQuery, Parameter, Row, TokenUsed
 
 MAX_OFFSET = (1 << 63) - 1
 _ASKED_AT = "fromUnixTimestamp64Milli({asked_ms:Int64}, 'UTC')"

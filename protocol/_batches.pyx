@@ -13,7 +13,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from cython.dataclasses cimport dataclass
 from libc.stdint cimport INT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from protocol._bytes cimport (
+from brokerhouse.protocol._bytes cimport (
     RELEASE_GIL_BYTES,
     bh_be16,
     bh_be32,
@@ -23,7 +23,7 @@ from protocol._bytes cimport (
     bh_put64,
 )
 
-from protocol.errors import CorruptMessage, UnsupportedForMessageFormat
+from brokerhouse.protocol.errors import CorruptMessage, UnsupportedForMessageFormat
 
 
 cdef extern from *:

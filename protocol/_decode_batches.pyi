@@ -3,7 +3,7 @@
 import builtins
 from typing import ClassVar
 
-from protocol._batches import BatchHeader
+from brokerhouse.protocol._batches import BatchHeader
 
 class RecordLengths:
     """Checks the lengths of a batch's records while it is being decompressed.

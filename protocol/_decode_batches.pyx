@@ -22,8 +22,8 @@ from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free
 from libc.string cimport memchr, memcpy
 
-from protocol._batches cimport LOG_APPEND_TIME, BatchHeader
-from protocol._bytes cimport (
+from brokerhouse.protocol._batches cimport LOG_APPEND_TIME, BatchHeader
+from brokerhouse.protocol._bytes cimport (
     RELEASE_GIL_BYTES,
     Buf,
     put_byte,
@@ -32,7 +32,7 @@ from protocol._bytes cimport (
     read_zigzag,
     reserve,
 )
-from protocol._packed_blocks cimport (
+from brokerhouse.protocol._packed_blocks cimport (
     COLUMN_BUFFERS,
     Columns,
     Rows,
@@ -42,8 +42,8 @@ from protocol._packed_blocks cimport (
     write_block,
 )
 
-from protocol.columns import COLUMNS
-from protocol.errors import InvalidRecord, MessageTooLarge, RecordsWithoutKey
+from brokerhouse.protocol.columns import COLUMNS
+from brokerhouse.protocol.errors import InvalidRecord, MessageTooLarge, RecordsWithoutKey
 
 
 cdef enum:

@@ -17,7 +17,7 @@ from libc.stdint cimport INT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t
 from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 
-from protocol._batches cimport (
+from brokerhouse.protocol._batches cimport (
     ATTRIBUTES_AT,
     BASE_SEQUENCE_AT,
     BASE_TIMESTAMP_AT,
@@ -37,7 +37,7 @@ from protocol._batches cimport (
     TRANSACTIONAL,
     crc_of,
 )
-from protocol._bytes cimport (
+from brokerhouse.protocol._bytes cimport (
     RELEASE_GIL_BYTES,
     Buf,
     bh_put16,
@@ -53,7 +53,7 @@ from protocol._bytes cimport (
     write_varuint,
 )
 
-from protocol.columns import READ_COLUMNS, column_head
+from brokerhouse.protocol.columns import READ_COLUMNS, column_head
 
 
 cdef enum BlockFault:

@@ -13,7 +13,7 @@ from cpython.ref cimport Py_INCREF, Py_XDECREF
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
-from protocol._bytes cimport bh_be32
+from brokerhouse.protocol._bytes cimport bh_be32
 
 
 cdef extern from "Python.h":

@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from protocol._bytes cimport Buf
+from brokerhouse.protocol._bytes cimport Buf
 
 
 cdef packed struct Run:

@@ -16,8 +16,8 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 
-from protocol._batches cimport CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
-from protocol._bytes cimport (
+from brokerhouse.protocol._batches cimport CONTROL, LOG_APPEND_TIME, TRANSACTIONAL
+from brokerhouse.protocol._bytes cimport (
     RELEASE_GIL_BYTES,
     Buf,
     bh_put64,
@@ -30,9 +30,9 @@ from protocol._bytes cimport (
     write_varuint,
 )
 
-from protocol import packed_blocks
-from protocol.columns import COLUMNS, column_head
-from protocol.packed_blocks import BadPackedBlock
+from brokerhouse.protocol import packed_blocks
+from brokerhouse.protocol.columns import COLUMNS, column_head
+from brokerhouse.protocol.packed_blocks import BadPackedBlock
 
 
 cdef enum:

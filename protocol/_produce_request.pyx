@@ -14,11 +14,11 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from protocol._bytes cimport bh_be16, bh_be32
+from brokerhouse.protocol._bytes cimport bh_be16, bh_be32
 
 from uuid import UUID
 
-from protocol.decoder import ELEMENTS_MAX, STRING_MAX, MalformedMessage
+from brokerhouse.protocol.decoder import ELEMENTS_MAX, STRING_MAX, MalformedMessage
 
 
 cdef enum:

@@ -11,7 +11,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport free
 
-from protocol._bytes cimport (
+from brokerhouse.protocol._bytes cimport (
     Buf,
     bh_put16,
     bh_put32,

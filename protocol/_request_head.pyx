@@ -9,9 +9,9 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int16_t, int32_t, uint8_t
 
-from protocol._bytes cimport bh_be16, bh_be32
+from brokerhouse.protocol._bytes cimport bh_be16, bh_be32
 
-from protocol.decoder import MalformedMessage
+from brokerhouse.protocol.decoder import MalformedMessage
 
 
 cdef enum:

@@ -20,10 +20,10 @@ from typing import Any, Generic, NamedTuple
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import FetchResponse
 
-from protocol._request_head import RequestHeader, decode_head
-from protocol.decoder import MalformedMessage, decoder, skip_tagged_fields
-from protocol.response_bodies import fetch_frame
-from protocol.versions import ApiKey, ServedT, served
+from brokerhouse.protocol._request_head import RequestHeader, decode_head
+from brokerhouse.protocol.decoder import MalformedMessage, decoder, skip_tagged_fields
+from brokerhouse.protocol.response_bodies import fetch_frame
+from brokerhouse.protocol.versions import ApiKey, ServedT, served
 
 _HEADER = struct.Struct(">ii")  # of a response: length of the frame, correlation id
 _FLEXIBLE_HEADER = struct.Struct(">iix")  # and no tagged fields, which is a zero

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from protocol.varints import length_prefixed, varuint
+from brokerhouse.protocol.varints import length_prefixed, varuint
 
 COLUMNS: Final[tuple[tuple[str, str], ...]] = (
     ("topic", "LowCardinality(String)"),

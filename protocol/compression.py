@@ -22,8 +22,8 @@ from typing import Final, Protocol
 import cramjam
 import lz4.frame
 
-from common.zstd import zstd
-from protocol.errors import CorruptMessage, MessageTooLarge, UnsupportedCompressionType
+from brokerhouse.common.zstd import zstd
+from brokerhouse.protocol.errors import CorruptMessage, MessageTooLarge, UnsupportedCompressionType
 
 
 class Codec(IntEnum):

@@ -8,9 +8,15 @@ from __future__ import annotations
 
 import struct
 
-from protocol._batches import crc32c
-from protocol.batches import ATTRIBUTES_AT, BATCH_HEADER, BATCH_OVERHEAD, LENGTH_END, Attribute
-from protocol.varints import zigzag
+from brokerhouse.protocol._batches import crc32c
+from brokerhouse.protocol.batches import (
+    ATTRIBUTES_AT,
+    BATCH_HEADER,
+    BATCH_OVERHEAD,
+    LENGTH_END,
+    Attribute,
+)
+from brokerhouse.protocol.varints import zigzag
 
 ABORT_KEY = b"\0\0\0\0"
 COMMIT_KEY = b"\0\0\0\1"

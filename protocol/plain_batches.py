@@ -9,9 +9,9 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from protocol._batches import crc32c
-from protocol.batches import ATTRIBUTES_AT, BATCH_HEADER, BATCH_OVERHEAD, LENGTH_END
-from protocol.varints import zigzag
+from brokerhouse.protocol._batches import crc32c
+from brokerhouse.protocol.batches import ATTRIBUTES_AT, BATCH_HEADER, BATCH_OVERHEAD, LENGTH_END
+from brokerhouse.protocol.varints import zigzag
 
 _CRC = struct.Struct(">I")
 _CRC_AT = ATTRIBUTES_AT - _CRC.size

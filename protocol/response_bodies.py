@@ -26,7 +26,7 @@ from uuid import UUID
 from kafka.protocol.consumer import FetchResponse
 from kafka.protocol.metadata import MetadataResponse
 
-from protocol.varints import array_length, string, varuint
+from brokerhouse.protocol.varints import array_length, string, varuint
 
 _FETCH_FLEXIBLE, _BY_TOPIC_ID, _PREFERRED_REPLICA, _SESSIONS, _LOG_START = 12, 13, 11, 7, 5
 _NO_TAGS = b"\0"

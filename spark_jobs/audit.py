@@ -34,15 +34,15 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812  its usual name
 
-from spark_jobs import job
-from spark_jobs.audit_feed_reading import audit_feeds_of_brokers, audit_feeds_of_the_job
-from spark_jobs.job import JobReport, JobRun
-from spark_jobs.progress import counted
-from spark_jobs.queries import Query, answers_of_shards
-from spark_jobs.shards import find_shards
-from spark_jobs.sql_client import SqlServers
-from sql.queries import query
-from storage.engine import Parameter
+from brokerhouse.spark_jobs import job
+from brokerhouse.spark_jobs.audit_feed_reading import audit_feeds_of_brokers, audit_feeds_of_the_job
+from brokerhouse.spark_jobs.job import JobReport, JobRun
+from brokerhouse.spark_jobs.progress import counted
+from brokerhouse.spark_jobs.queries import Query, answers_of_shards
+from brokerhouse.spark_jobs.shards import find_shards
+from brokerhouse.spark_jobs.sql_client import SqlServers
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Parameter
 
 SLICE_ROWS = 1_000_000
 """Offsets of a partition that one query covers: what ClickHouse has to hold at once."""

@@ -14,16 +14,16 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from feeds.definition import BLOCK_COLUMN
-from feeds.tables import REPLACES, local_name
-from spark_jobs.audit_feeds import BLOCKS, STORED, feed_findings
-from spark_jobs.job import JobRun
-from spark_jobs.progress import counted
-from spark_jobs.queries import Query, answers, answers_of_shards
-from spark_jobs.sql_client import SqlServers
-from sql.queries import query
-from storage.cluster_sql import SHARD_DATABASE
-from storage.engine import Parameter
+from brokerhouse.feeds.definition import BLOCK_COLUMN
+from brokerhouse.feeds.tables import REPLACES, local_name
+from brokerhouse.spark_jobs.audit_feeds import BLOCKS, STORED, feed_findings
+from brokerhouse.spark_jobs.job import JobRun
+from brokerhouse.spark_jobs.progress import counted
+from brokerhouse.spark_jobs.queries import Query, answers, answers_of_shards
+from brokerhouse.spark_jobs.sql_client import SqlServers
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.engine import Parameter
 
 _HAS_HISTORY = (
     "SELECT toInt64(count()) FROM system.tables"

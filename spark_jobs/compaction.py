@@ -34,16 +34,16 @@ from typing import TYPE_CHECKING
 import click
 import pyarrow as pa
 
-from common.clock import DAY_MS, MINUTE_MS
-from spark_jobs import job
-from spark_jobs.compaction_batches import WRITTEN, RemovalWriter, removal
-from spark_jobs.compaction_targets import SLICE_RECORDS, CompactionTarget, find_targets
-from spark_jobs.job import JobFailure, JobReport, JobRun
-from spark_jobs.progress import counted
-from spark_jobs.queries import Query, answers
-from spark_jobs.sql_client import SqlServers
-from sql.queries import query
-from storage.engine import Parameter
+from brokerhouse.common.clock import DAY_MS, MINUTE_MS
+from brokerhouse.spark_jobs import job
+from brokerhouse.spark_jobs.compaction_batches import WRITTEN, RemovalWriter, removal
+from brokerhouse.spark_jobs.compaction_targets import SLICE_RECORDS, CompactionTarget, find_targets
+from brokerhouse.spark_jobs.job import JobFailure, JobReport, JobRun
+from brokerhouse.spark_jobs.progress import counted
+from brokerhouse.spark_jobs.queries import Query, answers
+from brokerhouse.spark_jobs.sql_client import SqlServers
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Parameter
 
 if TYPE_CHECKING:
     from pyspark.accumulators import Accumulator

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from spark_jobs.compaction_targets import CompactionTarget
-from spark_jobs.sql_client import SqlServers
+from brokerhouse.spark_jobs.compaction_targets import CompactionTarget
+from brokerhouse.spark_jobs.sql_client import SqlServers
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spark_jobs.sql_client import SqlServers
-from sql.queries import query
-from storage.engine import Parameter
-from storage.topic_configs import TOPIC_CONFIGS
+from brokerhouse.spark_jobs.sql_client import SqlServers
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Parameter
+from brokerhouse.storage.topic_configs import TOPIC_CONFIGS
 
 SLICE_RECORDS = 250_000
 """What a worker reads at once: about 120 bytes each, whatever the size of keys and values."""

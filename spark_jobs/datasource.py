@@ -32,9 +32,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_jobs.filters import FITS, Filters
-from spark_jobs.options import ReadOptions, TopicPartition, check_schema, schema, shown
-from spark_jobs.slices import (
+from brokerhouse.spark_jobs.filters import FITS, Filters
+from brokerhouse.spark_jobs.options import ReadOptions, TopicPartition, check_schema, schema, shown
+from brokerhouse.spark_jobs.slices import (
     OF_SLICE,
     DataLoss,
     LogSnapshot,
@@ -44,8 +44,8 @@ from spark_jobs.slices import (
     Slice,
     rows_to_read,
 )
-from spark_jobs.sql_client import Attempts, SqlUnavailable
-from sql.queries import query
+from brokerhouse.spark_jobs.sql_client import Attempts, SqlUnavailable
+from brokerhouse.sql.queries import query
 
 JsonOffsets = dict[str, dict[str, int]]
 

@@ -18,27 +18,33 @@ from uuid import uuid4
 
 import click
 
-from feeds.blocks import Counted, Offsets, Phase, Replay
-from feeds.definition import (
+from brokerhouse.feeds.blocks import Counted, Offsets, Phase, Replay
+from brokerhouse.feeds.definition import (
     AT_OFFSET,
     FeedDefinitionError,
     Format,
     split_name,
 )
-from feeds.feeder import EVERYWHERE
-from feeds.options import engine_option, path_option, start_option, unit_option
-from feeds.routing import ANY_TABLE
-from feeds.statements import checked_columns, columns_statement
-from feeds.tables import (
+from brokerhouse.feeds.feeder import EVERYWHERE
+from brokerhouse.feeds.options import engine_option, path_option, start_option, unit_option
+from brokerhouse.feeds.routing import ANY_TABLE
+from brokerhouse.feeds.statements import checked_columns, columns_statement
+from brokerhouse.feeds.tables import (
     BLOCK_DEFINITION,
     preparing,
     table_to_make,
     window_settings,
 )
-from spark_jobs import job
-from spark_jobs.feed_kafka import START_OF_LOG, KafkaTopics, TopicPartition, find_topics, offsets_at
-from spark_jobs.feed_replay import DeadLetters, ReplayTask
-from spark_jobs.feed_state import (
+from brokerhouse.spark_jobs import job
+from brokerhouse.spark_jobs.feed_kafka import (
+    START_OF_LOG,
+    KafkaTopics,
+    TopicPartition,
+    find_topics,
+    offsets_at,
+)
+from brokerhouse.spark_jobs.feed_replay import DeadLetters, ReplayTask
+from brokerhouse.spark_jobs.feed_state import (
     check_dead_letters,
     check_insert,
     dead_letters_of,
@@ -47,14 +53,14 @@ from spark_jobs.feed_state import (
     next_offsets,
     open_registry,
 )
-from spark_jobs.feed_task import RESULT_COLUMNS, FeedTask, PartitionBlocks
-from spark_jobs.feed_values import parsed
-from spark_jobs.feed_writer import SparkFeed
-from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
-from spark_jobs.progress import counted
-from spark_jobs.sql_client import SqlServers
-from storage.engine import Parameter
-from storage.parameters import quoted
+from brokerhouse.spark_jobs.feed_task import RESULT_COLUMNS, FeedTask, PartitionBlocks
+from brokerhouse.spark_jobs.feed_values import parsed
+from brokerhouse.spark_jobs.feed_writer import SparkFeed
+from brokerhouse.spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
+from brokerhouse.spark_jobs.progress import counted
+from brokerhouse.spark_jobs.sql_client import SqlServers
+from brokerhouse.storage.engine import Parameter
+from brokerhouse.storage.parameters import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from spark_jobs.job import JobFailure
+from brokerhouse.spark_jobs.job import JobFailure
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

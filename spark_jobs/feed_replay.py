@@ -18,13 +18,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from feeds.blocks import Counted, Offsets, Replay
-from feeds.feeder import EVERYWHERE
-from feeds.statements import DEAD
-from feeds.writer import FeedSource
-from spark_jobs.feed_task import FeedTask, PartitionBlocks
-from spark_jobs.feed_writer import SparkBlockWriter
-from storage.engine import Parameter
+from brokerhouse.feeds.blocks import Counted, Offsets, Replay
+from brokerhouse.feeds.feeder import EVERYWHERE
+from brokerhouse.feeds.statements import DEAD
+from brokerhouse.feeds.writer import FeedSource
+from brokerhouse.spark_jobs.feed_task import FeedTask, PartitionBlocks
+from brokerhouse.spark_jobs.feed_writer import SparkBlockWriter
+from brokerhouse.storage.engine import Parameter
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,15 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from feeds.blocks import FeedState, Phase, first_state, state_from_text, taken_over
-from feeds.progress import FeedChanges, state_key
-from feeds.tables import WINDOW
-from feeds.writer import FeedSource
-from spark_jobs.job import JobFailure
-from spark_jobs.sql_client import SqlDenied, SqlFailure, SqlRefused, SqlServers
-from sql.queries import query
-from storage.engine import EngineError, Parameter, Row
-from storage.registry import KeeperRegistry, Versioned
+from brokerhouse.feeds.blocks import FeedState, Phase, first_state, state_from_text, taken_over
+from brokerhouse.feeds.progress import FeedChanges, state_key
+from brokerhouse.feeds.tables import WINDOW
+from brokerhouse.feeds.writer import FeedSource
+from brokerhouse.spark_jobs.job import JobFailure
+from brokerhouse.spark_jobs.sql_client import SqlDenied, SqlFailure, SqlRefused, SqlServers
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import EngineError, Parameter, Row
+from brokerhouse.storage.registry import KeeperRegistry, Versioned
 
 T = TypeVar("T")
 

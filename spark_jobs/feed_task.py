@@ -16,13 +16,13 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from feeds.blocks import Counted, Offsets, Phase, plan
-from feeds.progress import Fenced
-from feeds.writer import FeedSource
-from spark_jobs.feed_state import FeedRegistry, SparkFeedProgress
-from spark_jobs.feed_writer import SparkBlockWriter, SparkFeed
-from spark_jobs.sql_client import Attempts, SqlServers, SqlUnavailable
-from storage.engine import TokenUsed
+from brokerhouse.feeds.blocks import Counted, Offsets, Phase, plan
+from brokerhouse.feeds.progress import Fenced
+from brokerhouse.feeds.writer import FeedSource
+from brokerhouse.spark_jobs.feed_state import FeedRegistry, SparkFeedProgress
+from brokerhouse.spark_jobs.feed_writer import SparkBlockWriter, SparkFeed
+from brokerhouse.spark_jobs.sql_client import Attempts, SqlServers, SqlUnavailable
+from brokerhouse.storage.engine import TokenUsed
 
 BLOCK_MAX_BYTES = 64 << 20
 RESULT = {

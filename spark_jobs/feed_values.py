@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from feeds.decoding.debezium import packed
-from feeds.decoding.formats import decoder
-from feeds.decoding.registry import SchemaRegistry
-from feeds.decoding.worker import Worker
-from feeds.values.layout import RowLayout
-from spark_jobs.feed_writer import SparkFeed
+from brokerhouse.feeds.decoding.debezium import packed
+from brokerhouse.feeds.decoding.formats import decoder
+from brokerhouse.feeds.decoding.registry import SchemaRegistry
+from brokerhouse.feeds.decoding.worker import Worker
+from brokerhouse.feeds.values.layout import RowLayout
+from brokerhouse.spark_jobs.feed_writer import SparkFeed
 
 
 def parsed(records: DataFrame, feed: SparkFeed, schema_registry: str) -> DataFrame:

@@ -17,22 +17,22 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from feeds.blocks import Counted, FeedState, Offsets, replay_token, token
-from feeds.definition import BLOCK_COLUMN, Format
-from feeds.statements import (
+from brokerhouse.feeds.blocks import Counted, FeedState, Offsets, replay_token, token
+from brokerhouse.feeds.definition import BLOCK_COLUMN, Format
+from brokerhouse.feeds.statements import (
     AS_ONE_BLOCK,
     MISFITS,
     ROWS_TABLE,
     VALUES_TABLE,
     BlockStatements,
 )
-from feeds.tables import REPLACES
-from feeds.values.layout import Column
-from feeds.writer import FeedSource
-from spark_jobs.feed_state import DATABASE, Fence
-from spark_jobs.sql_client import HttpSession, SqlServers
-from storage.engine import Parameter, TokenUsed
-from storage.parameters import quoted
+from brokerhouse.feeds.tables import REPLACES
+from brokerhouse.feeds.values.layout import Column
+from brokerhouse.feeds.writer import FeedSource
+from brokerhouse.spark_jobs.feed_state import DATABASE, Fence
+from brokerhouse.spark_jobs.sql_client import HttpSession, SqlServers
+from brokerhouse.storage.engine import Parameter, TokenUsed
+from brokerhouse.storage.parameters import quoted
 
 _RECORDS_TABLE = "feed_records"
 """What Kafka says of the block's records."""

@@ -15,13 +15,13 @@ import click
 from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
 
-from spark_jobs import job
-from spark_jobs.iceberg import expiry, rewriting, tables
-from spark_jobs.iceberg.expiry import Expired
-from spark_jobs.iceberg.job import in_catalog, to_tables
-from spark_jobs.iceberg.rewriting import Bin, Replaced, RewriteTask, Rewritten
-from spark_jobs.job import Duration, JobFailure, JobReport, JobRun
-from spark_jobs.progress import counted
+from brokerhouse.spark_jobs import job
+from brokerhouse.spark_jobs.iceberg import expiry, rewriting, tables
+from brokerhouse.spark_jobs.iceberg.expiry import Expired
+from brokerhouse.spark_jobs.iceberg.job import in_catalog, to_tables
+from brokerhouse.spark_jobs.iceberg.rewriting import Bin, Replaced, RewriteTask, Rewritten
+from brokerhouse.spark_jobs.job import Duration, JobFailure, JobReport, JobRun
+from brokerhouse.spark_jobs.progress import counted
 
 _MIB = 1 << 20
 _DAY_S = 86_400

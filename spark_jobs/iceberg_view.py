@@ -15,14 +15,14 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import TOTAL_DELETE_FILES
 
-from spark_jobs import job
-from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.job import in_catalog
-from spark_jobs.iceberg_maintenance import opened_catalog
-from spark_jobs.job import JobFailure, JobReport, JobRun
-from spark_jobs.sql_client import SqlServers
-from sql.queries import query
-from storage.parameters import literal, quoted
+from brokerhouse.spark_jobs import job
+from brokerhouse.spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg.job import in_catalog
+from brokerhouse.spark_jobs.iceberg_maintenance import opened_catalog
+from brokerhouse.spark_jobs.job import JobFailure, JobReport, JobRun
+from brokerhouse.spark_jobs.sql_client import SqlServers
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.parameters import literal, quoted
 
 _LOG = "brokerhouse.messages_committed"
 LOG_COLUMNS = {

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from common.console import console, new_table, printable
-from common.options import (
+from brokerhouse.common.console import console, new_table, printable
+from brokerhouse.common.options import (
     CommandT,
     brokers_from_text,
     brokers_option,
     environment_option,
     server_option,
 )
-from spark_jobs.progress import JobProgress, shown
-from spark_jobs.session import SparkMissing, session, spark_context
-from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
+from brokerhouse.spark_jobs.progress import JobProgress, shown
+from brokerhouse.spark_jobs.session import SparkMissing, session, spark_context
+from brokerhouse.spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -24,9 +24,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  its usual name
 
-from spark_jobs import job
-from spark_jobs.job import Duration, JobFailure, JobReport, JobRun
-from spark_jobs.lag_steps import (
+from brokerhouse.spark_jobs import job
+from brokerhouse.spark_jobs.job import Duration, JobFailure, JobReport, JobRun
+from brokerhouse.spark_jobs.lag_steps import (
     KEY,
     Thresholds,
     Windows,
@@ -36,13 +36,13 @@ from spark_jobs.lag_steps import (
     measures,
     positions,
 )
-from spark_jobs.lag_writer import SPAN_S, LagWriter
-from spark_jobs.plot import FORMATS, draw
-from spark_jobs.progress import counted
-from spark_jobs.queries import Query, answers
-from spark_jobs.sql_client import SqlServers
-from sql.queries import query
-from storage.engine import Parameter
+from brokerhouse.spark_jobs.lag_writer import SPAN_S, LagWriter
+from brokerhouse.spark_jobs.plot import FORMATS, draw
+from brokerhouse.spark_jobs.progress import counted
+from brokerhouse.spark_jobs.queries import Query, answers
+from brokerhouse.spark_jobs.sql_client import SqlServers
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Parameter
 
 SETTLED_S = 10
 """A commit is stored by then: it waits for a lane, and is retried when the engine is busy."""

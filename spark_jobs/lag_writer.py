@@ -23,11 +23,11 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from common.tasks import Backoff
-from spark_jobs.sql_client import BLOCK_ROWS, SqlServers, SqlUnavailable
-from sql.queries import query
-from storage.cluster_sql import SHARD_DATABASE
-from storage.engine import DATABASE
+from brokerhouse.common.tasks import Backoff
+from brokerhouse.spark_jobs.sql_client import BLOCK_ROWS, SqlServers, SqlUnavailable
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.engine import DATABASE
 
 SPAN_S = 900
 """All runs must agree on it. A worker holds the rows of one span in memory, so it is not longer."""

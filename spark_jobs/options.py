@@ -26,8 +26,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from common.environment import ENV_PREFIX
-from spark_jobs.sql_client import SqlCredentials
+from brokerhouse.common.environment import ENV_PREFIX
+from brokerhouse.spark_jobs.sql_client import SqlCredentials
 
 TopicPartition = tuple[str, int]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
-from common.console import printable
+from brokerhouse.common.console import printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING
 
-from spark_jobs.sql_client import SqlServers
-from storage.engine import Parameter
+from brokerhouse.spark_jobs.sql_client import SqlServers
+from brokerhouse.storage.engine import Parameter
 
 if TYPE_CHECKING:
     import pyarrow as pa

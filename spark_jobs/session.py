@@ -49,7 +49,7 @@ def session(
     properties = _checked_properties(app_name, master, conf)
     from pyspark.sql import SparkSession
 
-    from spark_jobs.datasource import BrokerhouseDataSource
+    from brokerhouse.spark_jobs.datasource import BrokerhouseDataSource
 
     builder = SparkSession.builder
     for name, value in properties.items():

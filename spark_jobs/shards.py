@@ -6,12 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from spark_jobs.sql_client import SqlCredentials, SqlFailure, SqlRefused, SqlServers, SqlUnavailable
-from sql.queries import query
-from storage.cluster_sql import SHARD_DATABASE
-from storage.engine import DATABASE
-from storage.registry_values import MalformedState
-from storage.slot_map import SlotMap
+from brokerhouse.spark_jobs.sql_client import (
+    SqlCredentials,
+    SqlFailure,
+    SqlRefused,
+    SqlServers,
+    SqlUnavailable,
+)
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.engine import DATABASE
+from brokerhouse.storage.registry_values import MalformedState
+from brokerhouse.storage.slot_map import SlotMap
 
 SLOTS_KEY = "slots"
 """The registry's key of the slot map: storage/slot_map.py."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
-from spark_jobs.filters import Filters
-from spark_jobs.options import (
+from brokerhouse.spark_jobs.filters import Filters
+from brokerhouse.spark_jobs.options import (
     EARLIEST,
     LATEST,
     OffsetLimits,
@@ -22,10 +22,10 @@ from spark_jobs.options import (
     TopicPartition,
     shown,
 )
-from spark_jobs.shards import find_shards
-from spark_jobs.sql_client import SqlServers, SqlUnavailable
-from sql.queries import query
-from storage.engine import Parameter
+from brokerhouse.spark_jobs.shards import find_shards
+from brokerhouse.spark_jobs.sql_client import SqlServers, SqlUnavailable
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Parameter
 
 Offsets = dict[TopicPartition, int]
 

@@ -27,10 +27,10 @@ from uuid import uuid4
 import pyarrow as pa
 import urllib3
 
-from common.address import host_to_connect_to
-from common.tasks import Backoff
-from storage.engine import DATABASE, Parameter
-from storage.parameters import parameter_texts
+from brokerhouse.common.address import host_to_connect_to
+from brokerhouse.common.tasks import Backoff
+from brokerhouse.storage.engine import DATABASE, Parameter
+from brokerhouse.storage.parameters import parameter_texts
 
 ROUNDS = 5
 """How often each server is asked before the client gives up."""

@@ -27,7 +27,7 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 
-from protocol._bytes cimport (
+from brokerhouse.protocol._bytes cimport (
     RELEASE_GIL_BYTES,
     Buf,
     bh_varuint_size,
@@ -41,8 +41,8 @@ from protocol._bytes cimport (
     write_varuint,
 )
 
-from storage import native_types as native
-from storage.native_types import UnmergeableBlock
+from brokerhouse.storage import native_types as native
+from brokerhouse.storage.native_types import UnmergeableBlock
 
 
 cdef uint64_t _version = native.DICTIONARY_VERSION

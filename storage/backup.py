@@ -24,7 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
-from storage.backup_files import (
+from brokerhouse.storage.backup_files import (
     CLICKHOUSE,
     ENGINE_D,
     BackupError,
@@ -40,10 +40,10 @@ from storage.backup_files import (
     write_info,
     write_sums,
 )
-from storage.disk_reserve import KEEP_FREE_BYTES
-from storage.engine import DATABASE, EngineError
-from storage.journal import JournaledEngine
-from storage.parameters import quoted
+from brokerhouse.storage.disk_reserve import KEEP_FREE_BYTES
+from brokerhouse.storage.engine import DATABASE, EngineError
+from brokerhouse.storage.journal import JournaledEngine
+from brokerhouse.storage.parameters import quoted
 
 log = logging.getLogger(__name__)
 

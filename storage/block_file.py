@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from typing_extensions import Buffer
 
-from storage._merge_blocks import merge_blocks_into
+from brokerhouse.storage._merge_blocks import merge_blocks_into
 
 Join: TypeAlias = Callable[[Sequence[bytes], Callable[[int], Buffer]], int]
 """Writes blocks as one Native block: see `merge_blocks_into` (storage/_merge_blocks.pyi)."""

@@ -17,15 +17,15 @@ import re
 from collections.abc import AsyncGenerator, Collection
 from contextlib import asynccontextmanager
 
-from common.counted_lines import counted
-from protocol.columns import block_without_rows
-from storage._merge_blocks import block_columns, merge_blocks
-from storage.engine import EngineError
-from storage.journal import JournaledEngine
-from storage.journal_found import LOG_KEY
-from storage.journal_statements import ALL, LOG_TABLE
-from storage.native_types import UnmergeableBlock
-from storage.shards import SYNCED_TABLES
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.protocol.columns import block_without_rows
+from brokerhouse.storage._merge_blocks import block_columns, merge_blocks
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.journal import JournaledEngine
+from brokerhouse.storage.journal_found import LOG_KEY
+from brokerhouse.storage.journal_statements import ALL, LOG_TABLE
+from brokerhouse.storage.native_types import UnmergeableBlock
+from brokerhouse.storage.shards import SYNCED_TABLES
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from clickhouse_connect.driver.asyncclient import AsyncClient
 from clickhouse_connect.driver.exceptions import ClickHouseError, ProgrammingError
 from yarl import URL
 
-from storage.engine import (
+from brokerhouse.storage.engine import (
     EngineError,
     InsertOutcomeUnknown,
     InsertRejected,
@@ -47,9 +47,9 @@ from storage.engine import (
     Row,
     parsed_rows,
 )
-from storage.insert_client import KEEP_ALIVE_S, InsertAnswer, InsertClient, NotAnAnswer
-from storage.native_stream import BlockStream, NotNative, ServerException
-from storage.parameters import parameter_texts
+from brokerhouse.storage.insert_client import KEEP_ALIVE_S, InsertAnswer, InsertClient, NotAnAnswer
+from brokerhouse.storage.native_stream import BlockStream, NotNative, ServerException
+from brokerhouse.storage.parameters import parameter_texts
 
 # One block is one part: see storage/embedded.py. A block that is sent again, because its outcome
 # was unknown, fills the materialized views again (measured, chdb-core 26.9): its server may have

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Protocol
 
-from storage.cluster_sql import (
+from brokerhouse.storage.cluster_sql import (
     SHARD_DATABASE,
     ClusterLayout,
     ClusterMigration,
@@ -30,10 +30,10 @@ from storage.cluster_sql import (
     people_migrations,
     shard_migrations,
 )
-from storage.engine import DATABASE, Engine, EngineError
-from storage.registry import Registry, Versioned
-from storage.schema import history, make_history, migrations, record_applied
-from storage.schema_files import SchemaError
+from brokerhouse.storage.engine import DATABASE, Engine, EngineError
+from brokerhouse.storage.registry import Registry, Versioned
+from brokerhouse.storage.schema import history, make_history, migrations, record_applied
+from brokerhouse.storage.schema_files import SchemaError
 
 SCHEMA_KEY = "schema"
 """In the registry: the newest version that was applied anywhere, and who holds the lock."""

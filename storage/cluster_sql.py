@@ -15,9 +15,9 @@ from functools import cache
 from importlib.resources import files
 from string import Template
 
-from storage.engine import DATABASE
-from storage.schema import Migration
-from storage.schema_files import (
+from brokerhouse.storage.engine import DATABASE
+from brokerhouse.storage.schema import Migration
+from brokerhouse.storage.schema_files import (
     FileKind,
     Rendering,
     SchemaError,
@@ -62,7 +62,7 @@ class ClusterMigration(Migration):
 def foundation(layout: ClusterLayout) -> list[ClusterMigration]:
     """The databases, and the tables in Keeper: what must exist before anything is recorded."""
     found = []
-    for file in files("sql.schema").joinpath("cluster").iterdir():
+    for file in files("brokerhouse.sql.schema").joinpath("cluster").iterdir():
         number, underscore, name = file.name.removesuffix(".sql").partition("_")
         if underscore and number.isdigit() and (layout.distributed or name != "database"):
             statement = _cluster_file(file.name, cluster=layout.name)
@@ -139,4 +139,4 @@ def _cluster_file(file: str, **values: str) -> str:
 
 @cache
 def _read(name: str) -> str:
-    return files("sql.schema").joinpath("cluster", name).read_text(encoding="utf-8")
+    return files("brokerhouse.sql.schema").joinpath("cluster", name).read_text(encoding="utf-8")

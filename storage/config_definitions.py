@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from protocol.errors import InvalidConfig
+from brokerhouse.protocol.errors import InvalidConfig
 
 Value = bool | int | float | str | tuple[str, ...]
 

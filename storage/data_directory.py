@@ -14,7 +14,7 @@ import re
 import stat
 from pathlib import Path
 
-from storage.journal_register import register_path
+from brokerhouse.storage.journal_register import register_path
 
 log = logging.getLogger(__name__)
 

@@ -32,8 +32,8 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote
 
-from storage.cluster_sql import SHARD_DATABASE
-from storage.engine import DATABASE
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.engine import DATABASE
 
 log = logging.getLogger(__name__)
 

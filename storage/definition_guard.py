@@ -24,11 +24,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from common.counted_lines import counted
-from storage.definition_files import DefinitionFiles, is_whole, may_be_cut
-from storage.disk_reserve import NOT_ENOUGH_SPACE
-from storage.free_space import FAILED_WRITES
-from storage.parameters import literal, quoted
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.storage.definition_files import DefinitionFiles, is_whole, may_be_cut
+from brokerhouse.storage.disk_reserve import NOT_ENOUGH_SPACE
+from brokerhouse.storage.free_space import FAILED_WRITES
+from brokerhouse.storage.parameters import literal, quoted
 
 log = logging.getLogger(__name__)
 

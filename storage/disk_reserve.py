@@ -17,7 +17,7 @@ import logging
 import os
 from pathlib import Path
 
-from storage.engine import NotSent
+from brokerhouse.storage.engine import NotSent
 
 log = logging.getLogger(__name__)
 

@@ -27,20 +27,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
-from common.counted_lines import counted
-from storage._result_bytes import result_bytes
-from storage.backup_files import BACKUP_FOLDER
-from storage.block_file import BlockFile, Join
-from storage.chdb_library import chdb_connect
-from storage.data_directory import (
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.storage._result_bytes import result_bytes
+from brokerhouse.storage.backup_files import BACKUP_FOLDER
+from brokerhouse.storage.block_file import BlockFile, Join
+from brokerhouse.storage.chdb_library import chdb_connect
+from brokerhouse.storage.data_directory import (
     DataDirectoryError,
     lock_directory,
     refuse_without_tables,
 )
-from storage.definition_files import DefinitionError, DefinitionFiles
-from storage.definition_guard import DefinitionGuard, Handle
-from storage.disk_reserve import KEEP_FREE_BYTES, DiskReserve
-from storage.engine import (
+from brokerhouse.storage.definition_files import DefinitionError, DefinitionFiles
+from brokerhouse.storage.definition_guard import DefinitionGuard, Handle
+from brokerhouse.storage.disk_reserve import KEEP_FREE_BYTES, DiskReserve
+from brokerhouse.storage.engine import (
     DATABASE,
     EngineError,
     FileQuery,
@@ -51,9 +51,9 @@ from storage.engine import (
     Row,
     parsed_rows,
 )
-from storage.free_space import PEOPLE_KEEP_FREE_BYTES, FreeSpace
-from storage.parameters import literal, parameter_texts
-from storage.view_guard import FailedViews, ViewGuard
+from brokerhouse.storage.free_space import PEOPLE_KEEP_FREE_BYTES, FreeSpace
+from brokerhouse.storage.parameters import literal, parameter_texts
+from brokerhouse.storage.view_guard import FailedViews, ViewGuard
 
 log = logging.getLogger(__name__)
 
@@ -565,5 +565,5 @@ def _render_place(place: ClusterPlace) -> str:
 
 
 def _render(name: str, **values: object) -> str:
-    text = files("storage").joinpath(name).read_text("utf-8")
+    text = files("brokerhouse.storage").joinpath(name).read_text("utf-8")
     return string.Template(text).substitute(values)

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from storage.disk_reserve import KEEP_FREE_BYTES, LOW_BYTES, DiskReserve
-from storage.engine import StorageFault
+from brokerhouse.storage.disk_reserve import KEEP_FREE_BYTES, LOW_BYTES, DiskReserve
+from brokerhouse.storage.engine import StorageFault
 
 log = logging.getLogger(__name__)
 

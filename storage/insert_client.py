@@ -25,7 +25,7 @@ from urllib.parse import quote, urlencode
 from httptools import HttpParserError, HttpResponseParser
 from yarl import URL
 
-from storage.engine import NotSent
+from brokerhouse.storage.engine import NotSent
 
 # Servers close a connection that is idle for 30 s, older ones for 3 s.
 KEEP_ALIVE_S = 2.5

@@ -31,11 +31,11 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
-from common.counted_lines import counted
-from storage.data_directory import DataDirectoryError
-from storage.disk_reserve import NOT_ENOUGH_SPACE, DiskReserve
-from storage.embedded import EmbeddedEngine
-from storage.engine import (
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.storage.data_directory import DataDirectoryError
+from brokerhouse.storage.disk_reserve import NOT_ENOUGH_SPACE, DiskReserve
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import (
     EngineError,
     NativeBlock,
     NotSent,
@@ -43,20 +43,20 @@ from storage.engine import (
     Row,
     StorageFault,
 )
-from storage.journal_drain import DrainLimits, DrainStream, Standstill, join_of
-from storage.journal_files import (
+from brokerhouse.storage.journal_drain import DrainLimits, DrainStream, Standstill, join_of
+from brokerhouse.storage.journal_files import (
     JournalBlock,
     JournalContents,
     JournalError,
     JournalTokens,
     JournalWriter,
 )
-from storage.journal_queue import JournalQueue
-from storage.journal_reading import keep_copies, read_journal, settle_names
-from storage.journal_recovery import Recovery
-from storage.journal_statements import ALL, LOG, LOG_TABLE, ROWS, streams_of
-from storage.merge_pace import MergePace
-from storage.slot_map import EMBEDDED
+from brokerhouse.storage.journal_queue import JournalQueue
+from brokerhouse.storage.journal_reading import keep_copies, read_journal, settle_names
+from brokerhouse.storage.journal_recovery import Recovery
+from brokerhouse.storage.journal_statements import ALL, LOG, LOG_TABLE, ROWS, streams_of
+from brokerhouse.storage.merge_pace import MergePace
+from brokerhouse.storage.slot_map import EMBEDDED
 
 log = logging.getLogger(__name__)
 

@@ -32,16 +32,16 @@ from functools import partial
 from itertools import groupby
 from typing import Protocol
 
-from common.tasks import Backoff, cancel, event_within
-from common.timings import Timings
-from protocol._packed_blocks import join_packed_into
-from protocol.columns import COLUMN_LIST
-from protocol.packed_blocks import is_packed, native_bytes
-from storage.block_file import Join
-from storage.disk_reserve import NOT_ENOUGH_SPACE
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, StorageFault
-from storage.journal_files import JournalBlock
+from brokerhouse.common.tasks import Backoff, cancel, event_within
+from brokerhouse.common.timings import Timings
+from brokerhouse.protocol._packed_blocks import join_packed_into
+from brokerhouse.protocol.columns import COLUMN_LIST
+from brokerhouse.protocol.packed_blocks import is_packed, native_bytes
+from brokerhouse.storage.block_file import Join
+from brokerhouse.storage.disk_reserve import NOT_ENOUGH_SPACE
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, StorageFault
+from brokerhouse.storage.journal_files import JournalBlock
 
 log = logging.getLogger(__name__)
 

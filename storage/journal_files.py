@@ -75,10 +75,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from protocol._batches import crc32c
-from storage.journal_register import KnownSegments, SegmentRegister
-from storage.journal_spares import SpareFiles
-from storage.token_memory import TokenMemory
+from brokerhouse.protocol._batches import crc32c
+from brokerhouse.storage.journal_register import KnownSegments, SegmentRegister
+from brokerhouse.storage.journal_spares import SpareFiles
+from brokerhouse.storage.token_memory import TokenMemory
 
 VERSION = 4
 UNREGISTERED_VERSIONS = (2, 3)

@@ -14,12 +14,12 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from uuid import UUID, uuid4
 
-from common.tasks import cancel
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, NativeBlock, Parameter, StorageFault
-from storage.journal_drain import DrainLimits, DrainStream, inserts_of
-from storage.journal_files import JournalBlock
-from storage.journal_statements import LOG, LOG_TABLE, streams_of
+from brokerhouse.common.tasks import cancel
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, NativeBlock, Parameter, StorageFault
+from brokerhouse.storage.journal_drain import DrainLimits, DrainStream, inserts_of
+from brokerhouse.storage.journal_files import JournalBlock
+from brokerhouse.storage.journal_statements import LOG, LOG_TABLE, streams_of
 
 LOG_KEY = ("topic_id", "partition", "offset", "append_time")
 """What tells whether a row of the log is in its table."""

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from storage.disk_reserve import NOT_ENOUGH_SPACE
-from storage.engine import NotSent, StorageFault
-from storage.journal_files import FlushError, JournalWriter
+from brokerhouse.storage.disk_reserve import NOT_ENOUGH_SPACE
+from brokerhouse.storage.engine import NotSent, StorageFault
+from brokerhouse.storage.journal_files import FlushError, JournalWriter
 
 log = logging.getLogger(__name__)
 

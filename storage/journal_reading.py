@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from storage.journal_files import (
+from brokerhouse.storage.journal_files import (
     BLOCK,
     DIRECT,
     HEAD_BYTES,
@@ -44,8 +44,8 @@ from storage.journal_files import (
     read_entry,
     read_head,
 )
-from storage.journal_register import KnownSegments, read_register, register_path
-from storage.journal_spares import spare_files, spare_name
+from brokerhouse.storage.journal_register import KnownSegments, read_register, register_path
+from brokerhouse.storage.journal_spares import spare_files, spare_name
 
 log = logging.getLogger(__name__)
 

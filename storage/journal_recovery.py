@@ -14,14 +14,14 @@ import logging
 from collections.abc import Collection, Sequence
 from uuid import uuid4
 
-from storage.disk_reserve import KEEP_FREE_BYTES, NOT_ENOUGH_SPACE
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
-from storage.journal_drain import DrainLimits, DrainStream, TableInsert, insert_bytes
-from storage.journal_files import JournalBlock
-from storage.journal_found import LOG_KEY, FoundRecords
-from storage.journal_statements import LOG, LOG_TABLE, ROWS
-from storage.log_views import PARTITION_KEY, LogRange
+from brokerhouse.storage.disk_reserve import KEEP_FREE_BYTES, NOT_ENOUGH_SPACE
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.journal_drain import DrainLimits, DrainStream, TableInsert, insert_bytes
+from brokerhouse.storage.journal_files import JournalBlock
+from brokerhouse.storage.journal_found import LOG_KEY, FoundRecords
+from brokerhouse.storage.journal_statements import LOG, LOG_TABLE, ROWS
+from brokerhouse.storage.log_views import PARTITION_KEY, LogRange
 
 log = logging.getLogger(__name__)
 

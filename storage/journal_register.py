@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from protocol._batches import crc32c
+from brokerhouse.protocol._batches import crc32c
 
 RECORD_BYTES = 512
 

@@ -11,9 +11,9 @@ import re
 from collections.abc import Collection, Mapping
 from functools import cache, lru_cache
 
-from storage.cluster_sql import SHARD_DATABASE
-from storage.journal_files import STREAMS
-from storage.schema_files import tables_behind
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.journal_files import STREAMS
+from brokerhouse.storage.schema_files import tables_behind
 
 LOG, ROWS = 0, 1
 """The streams: the table `messages`, and all others."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from storage.engine import Parameter
-from storage.parameters import quoted
+from brokerhouse.storage.engine import Parameter
+from brokerhouse.storage.parameters import quoted
 
 Handle = Any
 Query = Callable[[Handle, str, str, Mapping[str, Parameter]], bytes]

@@ -20,11 +20,11 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from common.tasks import cancel, event_within
-from storage.disk_reserve import LOW_BYTES
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
-from storage.journal_statements import LOG_TABLE
+from brokerhouse.common.tasks import cancel, event_within
+from brokerhouse.storage.disk_reserve import LOW_BYTES
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.journal_statements import LOG_TABLE
 
 log = logging.getLogger(__name__)
 

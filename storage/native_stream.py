@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from functools import lru_cache
 
-from storage.native_types import (
+from brokerhouse.storage.native_types import (
     Fixed,
     Layout,
     Lists,

@@ -26,9 +26,9 @@ from importlib.resources import files
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from storage.data_directory import DataDirectoryError, lock_directory
-from storage.engine import DATABASE
-from storage.journal_register import register_path
+from brokerhouse.storage.data_directory import DataDirectoryError, lock_directory
+from brokerhouse.storage.engine import DATABASE
+from brokerhouse.storage.journal_register import register_path
 
 _UNFINISHED = "clickhouse.new"
 _NAME = re.compile(r"^-- (\w+)\n", re.MULTILINE)
@@ -130,7 +130,9 @@ def _flush_one(path: str | Path) -> None:
 
 def _shipped() -> Mapping[str, str]:
     """The definitions by name."""
-    text = files("sql").joinpath("definitions.sql").read_text("utf-8").removeprefix(_HEAD)
+    text = (
+        files("brokerhouse.sql").joinpath("definitions.sql").read_text("utf-8").removeprefix(_HEAD)
+    )
     _, *parts = _NAME.split(text)
     return dict(zip(parts[::2], parts[1::2], strict=True))
 

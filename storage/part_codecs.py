@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from storage.disk_reserve import LOW_BYTES
-from storage.embedded import EmbeddedEngine
-from storage.journal_statements import LOG_TABLE
+from brokerhouse.storage.disk_reserve import LOW_BYTES
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.journal_statements import LOG_TABLE
 
 # Columns that hardly change from row to row are as small with LZ4, and are read faster.
 _CODECS: Final = {

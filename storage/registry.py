@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from storage.engine import Engine, EngineError, Parameter, Row
+from brokerhouse.storage.engine import Engine, EngineError, Parameter, Row
 
 LOOK_ANYWAY_S: Final = 30.0
 """Readers that wait for a new version of what is in the registry read it again after this long all

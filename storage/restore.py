@@ -13,7 +13,7 @@ import os
 import shutil
 from pathlib import Path
 
-from storage.backup_files import (
+from brokerhouse.storage.backup_files import (
     CLICKHOUSE,
     ENGINE_D,
     BackupError,
@@ -23,14 +23,19 @@ from storage.backup_files import (
     linked,
     refuse_inside,
 )
-from storage.data_directory import LOCK, RESTORE_MARKER, DataDirectoryError, lock_directory
-from storage.disk_reserve import KEEP_FREE_BYTES
-from storage.embedded import EmbeddedEngine
-from storage.engine import DATABASE, EngineError
-from storage.free_space import FAILED_WRITES
-from storage.journal_files import STREAMS
-from storage.log_views import View, target_of
-from storage.schema import migrations
+from brokerhouse.storage.data_directory import (
+    LOCK,
+    RESTORE_MARKER,
+    DataDirectoryError,
+    lock_directory,
+)
+from brokerhouse.storage.disk_reserve import KEEP_FREE_BYTES
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import DATABASE, EngineError
+from brokerhouse.storage.free_space import FAILED_WRITES
+from brokerhouse.storage.journal_files import STREAMS
+from brokerhouse.storage.log_views import View, target_of
+from brokerhouse.storage.schema import migrations
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from common.counted_lines import counted
-from common.tasks import Backoff, event_within
-from storage.blocks import Table, block
-from storage.engine import (
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Backoff, event_within
+from brokerhouse.storage.blocks import Table, block
+from brokerhouse.storage.engine import (
     BuildingEngine,
     Engine,
     EngineError,

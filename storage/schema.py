@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from storage.engine import DATABASE, Engine
-from storage.schema_files import (
+from brokerhouse.storage.engine import DATABASE, Engine
+from brokerhouse.storage.schema_files import (
     ROW_BYTES_BY_SIZES,
     Rendering,
     SchemaError,

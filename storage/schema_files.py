@@ -33,7 +33,7 @@ from functools import cache
 from importlib.resources import files
 from string import Template
 
-from storage.engine import DATABASE
+from brokerhouse.storage.engine import DATABASE
 
 REPLICATED_WINDOW = 10_000
 """Blocks that a replicated table remembers at most: each is a node in Keeper."""
@@ -134,7 +134,7 @@ def _without_comments(text: str) -> str:
 def schema_files() -> Sequence[SchemaFile]:
     """Every numbered file, in order; read once. Raises `SchemaError`."""
     found = []
-    for file in files("sql.schema").iterdir():
+    for file in files("brokerhouse.sql.schema").iterdir():
         if file.name.endswith(".sql"):
             number, _, name = file.name.removesuffix(".sql").partition("_")
             found.append(parse(int(number), name, file.read_text(encoding="utf-8")))

@@ -19,11 +19,16 @@ from typing import TypeVar
 
 import aiohttp
 
-from storage.clickhouse import ClickHouseServer, ConnectionSettings, clickhouse_error, tls_context
-from storage.engine import EngineError, FileQuery, Parameter, Row, parsed_rows
-from storage.insert_client import KEEP_ALIVE_S
-from storage.parameters import parameter_texts
-from storage.shards import TOO_FEW_LIVE_REPLICAS, Shard
+from brokerhouse.storage.clickhouse import (
+    ClickHouseServer,
+    ConnectionSettings,
+    clickhouse_error,
+    tls_context,
+)
+from brokerhouse.storage.engine import EngineError, FileQuery, Parameter, Row, parsed_rows
+from brokerhouse.storage.insert_client import KEEP_ALIVE_S
+from brokerhouse.storage.parameters import parameter_texts
+from brokerhouse.storage.shards import TOO_FEW_LIVE_REPLICAS, Shard
 
 T = TypeVar("T")
 

@@ -33,10 +33,10 @@ from collections.abc import (
 from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
-from common.clock import wall_ms
-from common.tasks import Backoff, Periodic
-from storage.clickhouse import ClickHouseServer
-from storage.engine import (
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.common.tasks import Backoff, Periodic
+from brokerhouse.storage.clickhouse import ClickHouseServer
+from brokerhouse.storage.engine import (
     EngineError,
     InsertOutcomeUnknown,
     InsertRejected,

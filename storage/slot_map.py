@@ -10,7 +10,14 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 from zlib import crc32
 
-from storage.registry_values import MalformedState, count_of, name_of, object_of, shortened, text_of
+from brokerhouse.storage.registry_values import (
+    MalformedState,
+    count_of,
+    name_of,
+    object_of,
+    shortened,
+    text_of,
+)
 
 SLOTS_KEY = "slots"
 

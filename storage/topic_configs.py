@@ -17,9 +17,9 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from common.clock import DAY_MS
-from protocol.errors import InvalidConfig
-from storage.config_definitions import (
+from brokerhouse.common.clock import DAY_MS
+from brokerhouse.protocol.errors import InvalidConfig
+from brokerhouse.storage.config_definitions import (
     ConfigDefinition,
     ConfigType,
     Value,

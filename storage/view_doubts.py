@@ -12,7 +12,14 @@ import logging
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from storage.log_views import PARTITION_KEY, Handle, LogRange, View, ViewStatements, target_of
+from brokerhouse.storage.log_views import (
+    PARTITION_KEY,
+    Handle,
+    LogRange,
+    View,
+    ViewStatements,
+    target_of,
+)
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from common.counted_lines import counted
-from sql.queries import query
-from storage.log_views import (
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.log_views import (
     PARTITION_KEY,
     Handle,
     LogRange,
@@ -36,8 +36,8 @@ from storage.log_views import (
     condition,
     target_of,
 )
-from storage.parameters import quoted
-from storage.view_doubts import InDoubt, ViewDoubts, ViewInDoubt
+from brokerhouse.storage.parameters import quoted
+from brokerhouse.storage.view_doubts import InDoubt, ViewDoubts, ViewInDoubt
 
 log = logging.getLogger(__name__)
 

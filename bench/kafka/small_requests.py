@@ -17,8 +17,8 @@ import uvloop
 from kafka.protocol.producer import ProduceRequest
 
 from bench.kafka.figures import percentile
-from broker.api import APIS
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol.versions import ApiKey
 from tests.support.record_batches import Record, batch_of
 from tests.support.wire import decode, frame, request_body
 

@@ -250,7 +250,7 @@ class Soak:
     def _compact(self) -> None:
         """The compaction job, in a Spark of its own."""
         while not self._stopped.wait(self._plan.compaction_every_s):
-            command = [sys.executable, "-m", "broker.cli", "jobs", "run", "compaction", "--force"]
+            command = [sys.executable, "-m", "brokerhouse", "jobs", "run", "compaction", "--force"]
             command += ["--user", "soak", "--password", "soak", "--retry-window-ms", "60000"]
             command += ["--http", self._broker.http_url]
             done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)

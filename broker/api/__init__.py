@@ -15,7 +15,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from types import MappingProxyType
 
-from broker.api.context import Api
+from brokerhouse.broker.api.context import Api
 
 
 def _declared() -> Iterator[Api]:

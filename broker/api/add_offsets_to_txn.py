@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from kafka.protocol.producer import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.transaction_requests import as_known
-from coordinator.transaction_states import Producer
-from protocol.errors import InvalidGroupId, KafkaError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.transaction_requests import as_known
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol.errors import InvalidGroupId, KafkaError
 
 _FENCED_SINCE = 2
 

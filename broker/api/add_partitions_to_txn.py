@@ -18,10 +18,15 @@ from typing import Any, TypeAlias
 
 from kafka.protocol.producer import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.transaction_requests import as_known, member_of
-from coordinator.transaction_states import Member, Producer
-from protocol.errors import InvalidTxnState, KafkaError, OperationNotAttempted, TransactionAbortable
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.transaction_requests import as_known, member_of
+from brokerhouse.coordinator.transaction_states import Member, Producer
+from brokerhouse.protocol.errors import (
+    InvalidTxnState,
+    KafkaError,
+    OperationNotAttempted,
+    TransactionAbortable,
+)
 
 _FENCED_SINCE, _BATCHED_SINCE, _ABORTABLE_SINCE = 2, 4, 5
 _Codes: TypeAlias = Mapping[tuple[str, int], int]

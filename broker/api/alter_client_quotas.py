@@ -18,10 +18,10 @@ from typing import Any
 
 from kafka.protocol.admin import AlterClientQuotasRequest, AlterClientQuotasResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.refusals import REFUSALS, as_kafka_error
-from broker.settings.client_quotas import IP, Entity, check_value, entity_of
-from protocol.errors import InvalidRequest, KafkaError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.refusals import REFUSALS, as_kafka_error
+from brokerhouse.broker.settings.client_quotas import IP, Entity, check_value, entity_of
+from brokerhouse.protocol.errors import InvalidRequest, KafkaError
 
 _Entry = AlterClientQuotasResponse.EntryData
 _Named = tuple[tuple[str, str | None], ...]

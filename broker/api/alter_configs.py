@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from kafka.protocol.admin import AlterConfigsRequest, AlterConfigsResponse
 
-from broker.api.config_changes import ConfigChange, Operation, alter_all
-from broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.config_changes import ConfigChange, Operation, alter_all
+from brokerhouse.broker.api.context import Api, RequestContext
 
 
 async def alter_configs(ctx: RequestContext, request: AlterConfigsRequest) -> AlterConfigsResponse:

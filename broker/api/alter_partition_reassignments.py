@@ -21,10 +21,10 @@ from kafka.protocol.admin import (
     AlterPartitionReassignmentsResponse,
 )
 
-from broker.api.context import Api, RequestContext
-from broker.api.new_topics import check_brokers
-from broker.api.topic_lookup import check_partition, find_readable_topic
-from protocol.errors import (
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.new_topics import check_brokers
+from brokerhouse.broker.api.topic_lookup import check_partition, find_readable_topic
+from brokerhouse.protocol.errors import (
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
     KafkaError,

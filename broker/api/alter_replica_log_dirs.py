@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from kafka.protocol.admin import AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.log_dirs import leads, log_dir_name
-from broker.api.topic_lookup import find_topic, has_partition
-from protocol.errors import (
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.log_dirs import leads, log_dir_name
+from brokerhouse.broker.api.topic_lookup import find_topic, has_partition
+from brokerhouse.protocol.errors import (
     KafkaError,
     LogDirNotFound,
     ReplicaNotAvailable,

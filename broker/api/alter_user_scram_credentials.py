@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from kafka.protocol.admin import AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse
 
-from broker.api.context import Api, RequestContext
-from protocol.errors import (
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.protocol.errors import (
     DuplicateResource,
     KafkaError,
     ResourceNotFound,

@@ -18,9 +18,9 @@ from collections.abc import Iterable, Mapping
 
 from kafka.protocol.metadata import ApiVersionsRequest, ApiVersionsResponse
 
-from broker.api import features
-from broker.api.context import Api, RequestContext
-from protocol.errors import InvalidRequest, UnsupportedVersion
+from brokerhouse.broker.api import features
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.protocol.errors import InvalidRequest, UnsupportedVersion
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?", re.ASCII)
 

@@ -20,25 +20,25 @@ from enum import IntEnum
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from broker.api import loggers
-from broker.api.config_resources import (
+from brokerhouse.broker.api import loggers
+from brokerhouse.broker.api.config_resources import (
     ResourceType,
     check_broker_name,
     check_name,
     resource_type,
 )
-from broker.api.context import RequestContext
-from broker.api.refusals import REFUSALS, as_kafka_error
-from broker.api.topic_lookup import find_topic
-from broker.settings.dynamic_settings import STORED_CONFIGS, check_can_change
-from broker.settings.effective_configs import default_text
-from broker.settings.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS
-from broker.topics import topic_names
-from broker.topics.catalog import TopicCatalog
-from protocol.errors import InvalidConfig, InvalidRequest, KafkaError
-from storage import topic_configs
-from storage.config_definitions import ConfigDefinition, ConfigType
-from storage.topic_configs import TOPIC_CONFIGS
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.api.refusals import REFUSALS, as_kafka_error
+from brokerhouse.broker.api.topic_lookup import find_topic
+from brokerhouse.broker.settings.dynamic_settings import STORED_CONFIGS, check_can_change
+from brokerhouse.broker.settings.effective_configs import default_text
+from brokerhouse.broker.settings.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS
+from brokerhouse.broker.topics import topic_names
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.protocol.errors import InvalidConfig, InvalidRequest, KafkaError
+from brokerhouse.storage import topic_configs
+from brokerhouse.storage.config_definitions import ConfigDefinition, ConfigType
+from brokerhouse.storage.topic_configs import TOPIC_CONFIGS
 
 
 class Operation(IntEnum):

@@ -15,15 +15,15 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from broker.api import loggers
-from broker.node import Broker
-from broker.settings.config import Settings, as_text
-from broker.settings.dynamic_settings import STORED_CONFIGS, can_change, names_of
-from broker.settings.effective_configs import default_text
-from broker.settings.kafka_configs import KAFKA_CONFIGS
-from broker.settings.stored_configs import ALL_BROKERS, BROKER
-from storage.config_definitions import ConfigDefinition, ConfigType
-from storage.topic_configs import TOPIC_CONFIGS
+from brokerhouse.broker.api import loggers
+from brokerhouse.broker.node import Broker
+from brokerhouse.broker.settings.config import Settings, as_text
+from brokerhouse.broker.settings.dynamic_settings import STORED_CONFIGS, can_change, names_of
+from brokerhouse.broker.settings.effective_configs import default_text
+from brokerhouse.broker.settings.kafka_configs import KAFKA_CONFIGS
+from brokerhouse.broker.settings.stored_configs import ALL_BROKERS, BROKER
+from brokerhouse.storage.config_definitions import ConfigDefinition, ConfigType
+from brokerhouse.storage.topic_configs import TOPIC_CONFIGS
 
 
 class Source(IntEnum):

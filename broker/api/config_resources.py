@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from broker.api.context import RequestContext
-from protocol.errors import InvalidRequest
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.protocol.errors import InvalidRequest
 
 
 class ResourceType(IntEnum):

@@ -12,9 +12,12 @@ Errors: UNSUPPORTED_VERSION.
 
 from __future__ import annotations
 
-from broker.api.context import Api, RequestContext
-from protocol.errors import UnsupportedVersion
-from protocol.messages import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.protocol.errors import UnsupportedVersion
+from brokerhouse.protocol.messages import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 
 
 async def consumer_group_heartbeat(

@@ -10,15 +10,15 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from broker.leadership import NO_NODE, BrokerEndpoint, Leader
-from broker.log.block import Sender
-from broker.log.topic import Topic
-from broker.memory import ResponseCharge
-from broker.net.named_addresses import DEFAULT_LISTENER
-from broker.node import Broker
-from coordinator.messages import Client
-from protocol._request_head import RequestHeader
-from protocol.versions import ServedApi
+from brokerhouse.broker.leadership import NO_NODE, BrokerEndpoint, Leader
+from brokerhouse.broker.log.block import Sender
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.memory import ResponseCharge
+from brokerhouse.broker.net.named_addresses import DEFAULT_LISTENER
+from brokerhouse.broker.node import Broker
+from brokerhouse.coordinator.messages import Client
+from brokerhouse.protocol._request_head import RequestHeader
+from brokerhouse.protocol.versions import ServedApi
 
 NAME_MAX_BYTES = 16_384
 """Limit of a client id or a group instance id. A member id is such an id with 37 more characters,

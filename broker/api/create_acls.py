@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from kafka.protocol.admin import CreateAclsRequest, CreateAclsResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.describe_acls import NO_AUTHORIZER
-from protocol.errors import SecurityDisabled
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.describe_acls import NO_AUTHORIZER
+from brokerhouse.protocol.errors import SecurityDisabled
 
 
 async def create_acls(ctx: RequestContext, request: CreateAclsRequest) -> CreateAclsResponse:

@@ -19,13 +19,13 @@ from uuid import UUID
 
 from kafka.protocol.admin import CreatePartitionsRequest, CreatePartitionsResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.new_topics import check_replicas
-from broker.api.refusals import REFUSALS, Refusal, as_kafka_error, in_time
-from broker.api.topic_lookup import find_topic
-from broker.log.topic import Topic
-from broker.topics.catalog import MAX_NEW_PARTITIONS, Outcome
-from protocol.errors import (
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.new_topics import check_replicas
+from brokerhouse.broker.api.refusals import REFUSALS, Refusal, as_kafka_error, in_time
+from brokerhouse.broker.api.topic_lookup import find_topic
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.topics.catalog import MAX_NEW_PARTITIONS, Outcome
+from brokerhouse.protocol.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,
     InvalidRequest,

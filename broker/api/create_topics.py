@@ -24,15 +24,15 @@ from typing import TypeAlias
 
 from kafka.protocol.admin import CreateTopicsRequest, CreateTopicsResponse
 
-from broker.api.config_entries import topic_entries
-from broker.api.context import Api, RequestContext
-from broker.api.new_topics import check_new_name, check_replicas
-from broker.api.refusals import REFUSALS, as_kafka_error, in_time
-from broker.api.topic_lookup import NO_ID
-from broker.log.topic import Topic
-from broker.topics.catalog import MAX_NEW_PARTITIONS, NewTopic, Outcome
-from common.tasks import in_turns
-from protocol.errors import (
+from brokerhouse.broker.api.config_entries import topic_entries
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.new_topics import check_new_name, check_replicas
+from brokerhouse.broker.api.refusals import REFUSALS, as_kafka_error, in_time
+from brokerhouse.broker.api.topic_lookup import NO_ID
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.topics.catalog import MAX_NEW_PARTITIONS, NewTopic, Outcome
+from brokerhouse.common.tasks import in_turns
+from brokerhouse.protocol.errors import (
     InvalidConfig,
     InvalidPartitions,
     InvalidReplicaAssignment,
@@ -41,7 +41,7 @@ from protocol.errors import (
     KafkaError,
     PolicyViolation,
 )
-from storage import topic_configs
+from brokerhouse.storage import topic_configs
 
 _TOPICS_PER_TURN = 100
 

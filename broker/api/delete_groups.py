@@ -14,8 +14,8 @@ import asyncio
 
 from kafka.protocol.admin import DeleteGroupsRequest, DeleteGroupsResponse
 
-from broker.api.context import Api, RequestContext
-from protocol.errors import KafkaError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.protocol.errors import KafkaError
 
 _deleting: set[asyncio.Task[None]] = set()
 

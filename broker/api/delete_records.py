@@ -19,17 +19,17 @@ from typing import TypeAlias
 
 from kafka.protocol.admin import DeleteRecordsRequest, DeleteRecordsResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import find_topic
-from broker.log.partition import PartitionLog
-from protocol.errors import (
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.topic_lookup import find_topic
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.protocol.errors import (
     InvalidRequest,
     KafkaError,
     KafkaStorageError,
     OffsetOutOfRange,
     PolicyViolation,
 )
-from storage.engine import EngineError
+from brokerhouse.storage.engine import EngineError
 
 _HIGH_WATERMARK = -1
 _NO_OFFSET = -1

@@ -17,11 +17,11 @@ from uuid import UUID
 
 from kafka.protocol.admin import DeleteTopicsRequest, DeleteTopicsResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.refusals import REFUSALS, Refusal, as_kafka_error, in_time
-from broker.api.topic_lookup import NO_ID, find_topic
-from broker.log.topic import Topic
-from protocol.errors import InvalidRequest, KafkaError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.refusals import REFUSALS, Refusal, as_kafka_error, in_time
+from brokerhouse.broker.api.topic_lookup import NO_ID, find_topic
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.protocol.errors import InvalidRequest, KafkaError
 
 _Named = tuple[str | None, UUID | None]
 """A topic to delete: by name or by id."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from kafka.protocol.admin import DescribeAclsRequest, DescribeAclsResponse
 
-from broker.api.context import Api, RequestContext
-from protocol.errors import SecurityDisabled
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.protocol.errors import SecurityDisabled
 
 NO_AUTHORIZER = "No Authorizer is configured"
 

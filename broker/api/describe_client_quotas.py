@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from kafka.protocol.admin import DescribeClientQuotasRequest, DescribeClientQuotasResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.refusals import REFUSALS, as_kafka_error
-from broker.settings.client_quotas import filter_of
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.refusals import REFUSALS, as_kafka_error
+from brokerhouse.broker.settings.client_quotas import filter_of
 
 _Entry = DescribeClientQuotasResponse.EntryData
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from kafka.protocol.admin import DescribeClusterRequest, DescribeClusterResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED
-from broker.leadership import BrokerEndpoint
-from protocol.errors import KafkaError, MismatchedEndpointType, UnsupportedEndpointType
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.protocol.errors import KafkaError, MismatchedEndpointType, UnsupportedEndpointType
 
 _BROKERS = 1
 _CONTROLLERS = 2

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from kafka.protocol.admin import DescribeConfigsRequest, DescribeConfigsResponse
 
-from broker.api.config_entries import (
+from brokerhouse.broker.api.config_entries import (
     ConfigEntry,
     Source,
     all_brokers_entries,
@@ -22,17 +22,17 @@ from broker.api.config_entries import (
     resource_entries,
     topic_entries,
 )
-from broker.api.config_resources import (
+from brokerhouse.broker.api.config_resources import (
     ResourceType,
     check_broker_name,
     check_name,
     resource_type,
 )
-from broker.api.context import Api, RequestContext
-from broker.api.refusals import REFUSALS, as_kafka_error
-from broker.api.topic_lookup import find_readable_topic
-from broker.settings.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS
-from broker.topics import topic_names
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.refusals import REFUSALS, as_kafka_error
+from brokerhouse.broker.api.topic_lookup import find_readable_topic
+from brokerhouse.broker.settings.resource_configs import CLIENT_METRICS_CONFIGS, GROUP_CONFIGS
+from brokerhouse.broker.topics import topic_names
 
 
 async def describe_configs(

@@ -17,12 +17,12 @@ from typing import TypeAlias
 
 from kafka.protocol.admin import DescribeGroupsRequest, DescribeGroupsResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.operations import GROUP_OPERATIONS, NOT_ASKED
-from coordinator.group_states import GroupState
-from coordinator.groups import selected_metadata
-from coordinator.messages import GroupRecord
-from protocol.errors import CoordinatorLoadInProgress, GroupIdNotFound, KafkaError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.operations import GROUP_OPERATIONS, NOT_ASKED
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.groups import selected_metadata
+from brokerhouse.coordinator.messages import GroupRecord
+from brokerhouse.protocol.errors import CoordinatorLoadInProgress, GroupIdNotFound, KafkaError
 
 _MEMBER_BYTES = 100  # of a described member, without its strings and bytes
 

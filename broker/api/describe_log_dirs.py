@@ -19,13 +19,13 @@ from uuid import UUID
 
 from kafka.protocol.admin import DescribeLogDirsRequest, DescribeLogDirsResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.log_dirs import leads, log_dir_name
-from broker.api.topic_lookup import readable_topics
-from common.counted_lines import counted
-from common.tasks import in_turns
-from protocol.errors import KafkaStorageError
-from storage.engine import EngineError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.log_dirs import leads, log_dir_name
+from brokerhouse.broker.api.topic_lookup import readable_topics
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import in_turns
+from brokerhouse.protocol.errors import KafkaStorageError
+from brokerhouse.storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from typing import TypeAlias
 
 from kafka.protocol.admin import DescribeProducersRequest, DescribeProducersResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import find_readable_topic
-from broker.log.partition import PartitionLog
-from broker.log.producer_recovery import stored_producer
-from protocol.errors import KafkaError, KafkaStorageError
-from storage.engine import EngineError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.topic_lookup import find_readable_topic
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.producer_recovery import stored_producer
+from brokerhouse.protocol.errors import KafkaError, KafkaStorageError
+from brokerhouse.storage.engine import EngineError
 
 _Topic: TypeAlias = DescribeProducersResponse.TopicResponse
 _Partition: TypeAlias = DescribeProducersResponse.TopicResponse.PartitionResponse

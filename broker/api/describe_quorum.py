@@ -19,10 +19,10 @@ from uuid import UUID
 
 from kafka.protocol.admin import DescribeQuorumRequest, DescribeQuorumResponse
 
-from broker.api.context import Api, RequestContext
-from broker.leadership import BrokerEndpoint
-from common.clock import wall_ms
-from protocol.errors import UnknownTopicOrPartition
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.protocol.errors import UnknownTopicOrPartition
 
 _METADATA = "__cluster_metadata"
 _NO_DIRECTORY = UUID(int=0)

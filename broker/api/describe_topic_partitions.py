@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from kafka.protocol.admin import DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.described_partitions import described_partitions, described_topic
-from broker.api.operations import TOPIC_OPERATIONS
-from broker.api.topic_lookup import NO_ID, readable_topic, readable_topics
-from broker.log.topic import Topic
-from broker.topics import topic_names
-from protocol.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.described_partitions import described_partitions, described_topic
+from brokerhouse.broker.api.operations import TOPIC_OPERATIONS
+from brokerhouse.broker.api.topic_lookup import NO_ID, readable_topic, readable_topics
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.topics import topic_names
+from brokerhouse.protocol.errors import InvalidRequest, InvalidTopic, UnknownTopicOrPartition
 
 PARTITIONS_PER_PAGE = 2000
 """Kafka's max.request.partition.size.limit."""

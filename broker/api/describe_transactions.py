@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from kafka.protocol.admin import DescribeTransactionsRequest, DescribeTransactionsResponse
 
-from broker.api.context import Api, RequestContext
-from coordinator.transaction_states import Transaction
-from protocol.errors import InvalidRequest, KafkaError, TransactionalIdNotFound
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.coordinator.transaction_states import Transaction
+from brokerhouse.protocol.errors import InvalidRequest, KafkaError, TransactionalIdNotFound
 
 _State: TypeAlias = DescribeTransactionsResponse.TransactionState
 

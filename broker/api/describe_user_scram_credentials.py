@@ -17,8 +17,8 @@ from kafka.protocol.admin import (
     DescribeUserScramCredentialsResponse,
 )
 
-from broker.api.context import Api, RequestContext
-from protocol.errors import DuplicateResource, KafkaError, ResourceNotFound
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.protocol.errors import DuplicateResource, KafkaError, ResourceNotFound
 
 _Result: TypeAlias = DescribeUserScramCredentialsResponse.DescribeUserScramCredentialsResult
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from broker.leadership import NO_NODE, Leader
-from broker.log.topic import Topic
-from broker.topics import topic_names
-from protocol.errors import LeaderNotAvailable
+from brokerhouse.broker.leadership import NO_NODE, Leader
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.topics import topic_names
+from brokerhouse.protocol.errors import LeaderNotAvailable
 
 TopicRow = TypeVar("TopicRow")
 

@@ -16,10 +16,14 @@ from collections.abc import Iterable
 
 from kafka.protocol.admin import ElectLeadersRequest, ElectLeadersResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import check_partition, find_readable_topic, readable_topics
-from broker.leadership import NO_NODE
-from protocol.errors import (
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.topic_lookup import (
+    check_partition,
+    find_readable_topic,
+    readable_topics,
+)
+from brokerhouse.broker.leadership import NO_NODE
+from brokerhouse.protocol.errors import (
     ElectionNotNeeded,
     InvalidRequest,
     KafkaError,

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from kafka.protocol.producer import EndTxnRequest, EndTxnResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.transaction_requests import as_known
-from coordinator.transaction_states import NO_EPOCH, NO_PRODUCER_ID, Producer
-from protocol.errors import KafkaError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.transaction_requests import as_known
+from brokerhouse.coordinator.transaction_states import NO_EPOCH, NO_PRODUCER_ID, Producer
+from brokerhouse.protocol.errors import KafkaError
 
 _FENCED_SINCE, _RAISES_SINCE = 2, 5
 

@@ -37,22 +37,22 @@ from uuid import UUID
 
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import check_leader_epoch, find_readable_topic
-from broker.fetch_sessions import FetchSession, Wanted
-from broker.log.leader_epochs import NO_END, EpochEnd
-from broker.log.partition import PartitionLog
-from broker.log.transactions import AbortedTransaction
-from broker.memory import ResponseCharge, ResponseMemory, cost
-from broker.monitoring.request_counts import FetchedCounts
-from broker.node import Broker
-from protocol.batches import base_offset, end_offset, record_count
-from protocol.errors import (
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.topic_lookup import check_leader_epoch, find_readable_topic
+from brokerhouse.broker.fetch_sessions import FetchSession, Wanted
+from brokerhouse.broker.log.leader_epochs import NO_END, EpochEnd
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.transactions import AbortedTransaction
+from brokerhouse.broker.memory import ResponseCharge, ResponseMemory, cost
+from brokerhouse.broker.monitoring.request_counts import FetchedCounts
+from brokerhouse.broker.node import Broker
+from brokerhouse.protocol.batches import base_offset, end_offset, record_count
+from brokerhouse.protocol.errors import (
     KafkaError,
     KafkaStorageError,
     OffsetOutOfRange,
 )
-from storage.engine import EngineError
+from brokerhouse.storage.engine import EngineError
 
 _READ_COMMITTED = 1
 _COLD_READS_AT_ONCE = 8

@@ -17,9 +17,9 @@ from enum import IntEnum
 
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 
-from broker.api.context import Api, RequestContext
-from broker.leadership import NO_NODE, BrokerEndpoint
-from protocol.errors import CoordinatorNotAvailable, InvalidRequest, KafkaError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.leadership import NO_NODE, BrokerEndpoint
+from brokerhouse.protocol.errors import CoordinatorNotAvailable, InvalidRequest, KafkaError
 
 _NOBODY = BrokerEndpoint(NO_NODE, "", -1)
 

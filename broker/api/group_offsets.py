@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from broker.api.context import RequestContext
-from broker.api.topic_lookup import readable_topic
-from protocol.errors import OffsetMetadataTooLarge
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.api.topic_lookup import readable_topic
+from brokerhouse.protocol.errors import OffsetMetadataTooLarge
 
 BY_ID = 10
 """The version from which OffsetCommit and OffsetFetch name topics by id (KIP-848)."""

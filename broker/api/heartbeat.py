@@ -15,8 +15,8 @@ from contextlib import suppress
 
 from kafka.protocol.consumer import HeartbeatRequest, HeartbeatResponse
 
-from broker.api.context import Api, RequestContext
-from protocol.errors import CoordinatorLoadInProgress
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.protocol.errors import CoordinatorLoadInProgress
 
 
 async def heartbeat(ctx: RequestContext, request: HeartbeatRequest) -> HeartbeatResponse:

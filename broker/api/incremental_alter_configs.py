@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from kafka.protocol.admin import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 
-from broker.api.config_changes import ConfigChange, alter_all
-from broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.config_changes import ConfigChange, alter_all
+from brokerhouse.broker.api.context import Api, RequestContext
 
 
 async def incremental_alter_configs(

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.transaction_requests import as_known
-from coordinator.transaction_states import NO_EPOCH, NO_PRODUCER_ID, Producer
-from protocol.errors import KafkaError, KafkaStorageError
-from storage.engine import EngineError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.transaction_requests import as_known
+from brokerhouse.coordinator.transaction_states import NO_EPOCH, NO_PRODUCER_ID, Producer
+from brokerhouse.protocol.errors import KafkaError, KafkaStorageError
+from brokerhouse.storage.engine import EngineError
 
 _FENCED_SINCE = 4
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from kafka.protocol.consumer import JoinGroupRequest, JoinGroupResponse
 
-from broker.api.context import NAME_MAX_BYTES, Api, RequestContext
-from coordinator.messages import JoinRequest, MemberIdGiven
-from protocol.errors import InvalidRequest, KafkaError
+from brokerhouse.broker.api.context import NAME_MAX_BYTES, Api, RequestContext
+from brokerhouse.coordinator.messages import JoinRequest, MemberIdGiven
+from brokerhouse.protocol.errors import InvalidRequest, KafkaError
 
 
 async def join_group(ctx: RequestContext, request: JoinGroupRequest) -> JoinGroupResponse:

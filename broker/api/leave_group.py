@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from kafka.protocol.consumer import LeaveGroupRequest, LeaveGroupResponse
 
-from broker.api.context import Api, RequestContext
-from coordinator.messages import LeavingMember
-from protocol.errors import KafkaError, UnknownMemberId
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.coordinator.messages import LeavingMember
+from brokerhouse.protocol.errors import KafkaError, UnknownMemberId
 
 
 async def leave_group(ctx: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from kafka.protocol.admin import ListConfigResourcesRequest, ListConfigResourcesResponse
 
-from broker.api.config_resources import ResourceType
-from broker.api.context import Api, RequestContext
-from broker.api.refusals import as_kafka_error
-from broker.api.topic_lookup import readable_topics
-from protocol.errors import UnsupportedVersion
-from storage.engine import EngineError
+from brokerhouse.broker.api.config_resources import ResourceType
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.refusals import as_kafka_error
+from brokerhouse.broker.api.topic_lookup import readable_topics
+from brokerhouse.protocol.errors import UnsupportedVersion
+from brokerhouse.storage.engine import EngineError
 
 
 async def list_config_resources(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from kafka.protocol.admin import ListGroupsRequest, ListGroupsResponse
 
-from broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.context import Api, RequestContext
 
 _CLASSIC = "classic"
 

@@ -26,13 +26,18 @@ from typing import NamedTuple, TypeAlias
 
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import find_partition
-from broker.log.partition import PartitionLog
-from broker.log.partition_sql import IS_IN_RANGE, readable_range
-from protocol.errors import InvalidRequest, KafkaError, KafkaStorageError, UnsupportedVersion
-from sql.queries import query
-from storage.engine import EngineError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.topic_lookup import find_partition
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_sql import IS_IN_RANGE, readable_range
+from brokerhouse.protocol.errors import (
+    InvalidRequest,
+    KafkaError,
+    KafkaStorageError,
+    UnsupportedVersion,
+)
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import EngineError
 
 _LATEST = -1
 _EARLIEST = -2

@@ -11,7 +11,7 @@ from kafka.protocol.admin import (
     ListPartitionReassignmentsResponse,
 )
 
-from broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.context import Api, RequestContext
 
 
 async def list_partition_reassignments(

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from kafka.protocol.admin import ListTransactionsRequest, ListTransactionsResponse
 
-from broker.api.context import Api, RequestContext
-from common.clock import wall_ms
-from coordinator.transaction_states import Transaction, TransactionState
-from protocol.errors import KafkaError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.coordinator.transaction_states import Transaction, TransactionState
+from brokerhouse.protocol.errors import KafkaError
 
 _STATES = frozenset(state.value for state in TransactionState)
 

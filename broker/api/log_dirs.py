@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from broker.api.context import RequestContext
-from broker.log.topic import Topic
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.log.topic import Topic
 
 _SHARDS = "clickhouse"
 

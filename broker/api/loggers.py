@@ -11,8 +11,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-from common.logging import PACKAGE, shown_name
-from protocol.errors import InvalidConfig, InvalidRequest
+from brokerhouse.common.logging import PACKAGE, shown_name
+from brokerhouse.protocol.errors import InvalidConfig, InvalidRequest
 
 ROOT = "root"
 _LEVELS: Mapping[str, int] = MappingProxyType(

@@ -23,20 +23,20 @@ from uuid import UUID
 
 from kafka.protocol.metadata import MetadataRequest, MetadataResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.described_partitions import described_partitions, described_topic
-from broker.api.new_topics import check_new_name
-from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from broker.api.topic_lookup import NO_ID, find_topic, readable_topic, readable_topics
-from broker.leadership import Leader
-from broker.log.topic import Topic
-from broker.topics import topic_names
-from broker.topics.catalog import MAX_NEW_PARTITIONS
-from broker.topics.encoded_topics import Kind
-from common.tasks import in_turns
-from protocol.errors import InvalidRequest, KafkaError, UnknownTopicId
-from protocol.response_bodies import encoded_topic, metadata_body
-from protocol.versions import ApiKey
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.described_partitions import described_partitions, described_topic
+from brokerhouse.broker.api.new_topics import check_new_name
+from brokerhouse.broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from brokerhouse.broker.api.topic_lookup import NO_ID, find_topic, readable_topic, readable_topics
+from brokerhouse.broker.leadership import Leader
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.topics import topic_names
+from brokerhouse.broker.topics.catalog import MAX_NEW_PARTITIONS
+from brokerhouse.broker.topics.encoded_topics import Kind
+from brokerhouse.common.tasks import in_turns
+from brokerhouse.protocol.errors import InvalidRequest, KafkaError, UnknownTopicId
+from brokerhouse.protocol.response_bodies import encoded_topic, metadata_body
+from brokerhouse.protocol.versions import ApiKey
 
 _TOPICS_PER_TURN = 50
 """A topic that was not asked for lately takes 40 microseconds."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from broker.api.context import RequestContext
-from broker.topics import topic_names
-from protocol.errors import (
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.topics import topic_names
+from brokerhouse.protocol.errors import (
     InvalidReplicaAssignment,
     InvalidRequest,
     InvalidTopic,

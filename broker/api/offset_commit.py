@@ -19,19 +19,19 @@ from __future__ import annotations
 
 from kafka.protocol.consumer import OffsetCommitRequest, OffsetCommitResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.group_offsets import BY_ID, GROUP_DECIDES, look_for_topics
-from broker.api.topic_lookup import find_readable_topic, has_partition
-from common.clock import wall_ms
-from coordinator.messages import Committer, OffsetCommit
-from protocol.errors import (
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.group_offsets import BY_ID, GROUP_DECIDES, look_for_topics
+from brokerhouse.broker.api.topic_lookup import find_readable_topic, has_partition
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.coordinator.messages import Committer, OffsetCommit
+from brokerhouse.protocol.errors import (
     GroupIdNotFound,
     IllegalGeneration,
     KafkaError,
     OffsetMetadataTooLarge,
     UnknownTopicOrPartition,
 )
-from protocol.response_bodies import AnsweredTopic, offset_commit_body
+from brokerhouse.protocol.response_bodies import AnsweredTopic, offset_commit_body
 
 _KEEP_BY_DEFAULT = -1
 _EXPIRE_MAX_MS = 4_102_444_800_000

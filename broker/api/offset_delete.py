@@ -14,10 +14,10 @@ from typing import Any
 
 from kafka.protocol.consumer import OffsetDeleteRequest, OffsetDeleteResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import check_partition, find_readable_topic
-from coordinator.messages import TopicPartition
-from protocol.errors import KafkaError, UnknownTopicOrPartition
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.topic_lookup import check_partition, find_readable_topic
+from brokerhouse.coordinator.messages import TopicPartition
+from brokerhouse.protocol.errors import KafkaError, UnknownTopicOrPartition
 
 
 async def offset_delete(ctx: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:

@@ -25,12 +25,12 @@ from uuid import UUID
 
 from kafka.protocol.consumer import OffsetFetchRequest, OffsetFetchResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.group_offsets import BY_ID, look_for_topics
-from broker.api.topic_lookup import NO_ID, readable_topic
-from broker.log.topic import Topic
-from coordinator.messages import CommittedOffset, TopicPartition
-from protocol.errors import (
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.group_offsets import BY_ID, look_for_topics
+from brokerhouse.broker.api.topic_lookup import NO_ID, readable_topic
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.coordinator.messages import CommittedOffset, TopicPartition
+from brokerhouse.protocol.errors import (
     CoordinatorLoadInProgress,
     KafkaError,
     UnknownTopicId,

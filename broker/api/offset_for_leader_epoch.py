@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import find_partition
-from protocol.errors import KafkaError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.topic_lookup import find_partition
+from brokerhouse.protocol.errors import KafkaError
 
 
 async def offset_for_leader_epoch(

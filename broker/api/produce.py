@@ -30,22 +30,22 @@ from uuid import UUID
 
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
-from broker.api.context import Api, CloseConnection, RequestContext
-from broker.api.topic_lookup import find_topic
-from broker.log.block import Appended, Outcome, PendingAppend
-from broker.log.partition import PartitionLog
-from broker.log.topic import Topic
-from common.clock import wall_ms
-from common.counted_lines import counted
-from protocol._batches import BatchHeader, check_crc, parse_headers
-from protocol._produce_request import (
+from brokerhouse.broker.api.context import Api, CloseConnection, RequestContext
+from brokerhouse.broker.api.topic_lookup import find_topic
+from brokerhouse.broker.log.block import Appended, Outcome, PendingAppend
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.protocol._batches import BatchHeader, check_crc, parse_headers
+from brokerhouse.protocol._produce_request import (
     ProduceMessage,
     ProducePartition,
     decode_produce_request,
 )
-from protocol._produce_response import StoredBatch, produce_response
-from protocol._request_head import RequestHeader
-from protocol.errors import (
+from brokerhouse.protocol._produce_response import StoredBatch, produce_response
+from brokerhouse.protocol._request_head import RequestHeader
+from brokerhouse.protocol.errors import (
     InvalidRecord,
     InvalidRequiredAcks,
     InvalidTimestamp,

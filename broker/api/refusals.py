@@ -11,10 +11,15 @@ import logging
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from common.counted_lines import counted
-from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, UnknownServerError
-from storage.disk_reserve import NOT_ENOUGH_SPACE
-from storage.engine import EngineError
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.protocol.errors import (
+    KafkaError,
+    KafkaStorageError,
+    RequestTimedOut,
+    UnknownServerError,
+)
+from brokerhouse.storage.disk_reserve import NOT_ENOUGH_SPACE
+from brokerhouse.storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 

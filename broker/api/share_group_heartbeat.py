@@ -9,9 +9,9 @@ Errors: UNSUPPORTED_VERSION.
 
 from __future__ import annotations
 
-from broker.api.context import Api, RequestContext
-from protocol.errors import UnsupportedVersion
-from protocol.messages import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.protocol.errors import UnsupportedVersion
+from brokerhouse.protocol.messages import ShareGroupHeartbeatRequest, ShareGroupHeartbeatResponse
 
 
 async def share_group_heartbeat(

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from kafka.protocol.consumer import SyncGroupRequest, SyncGroupResponse
 
-from broker.api.context import Api, RequestContext
-from coordinator.messages import SyncRequest
-from protocol.errors import (
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.coordinator.messages import SyncRequest
+from brokerhouse.protocol.errors import (
     CoordinatorLoadInProgress,
     InconsistentGroupProtocol,
     RebalanceInProgress,

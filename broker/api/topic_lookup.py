@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from broker.api.context import RequestContext
-from broker.log.partition import PartitionLog
-from broker.log.topic import Topic
-from coordinator.messages import OFFSETS_TOPIC
-from protocol.errors import (
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.coordinator.messages import OFFSETS_TOPIC
+from brokerhouse.protocol.errors import (
     FencedLeaderEpoch,
     InvalidTopic,
     UnknownLeaderEpoch,

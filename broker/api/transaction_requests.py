@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from broker.api.context import RequestContext
-from broker.topics import topic_names
-from coordinator.messages import OFFSETS_TOPIC
-from coordinator.transaction_states import Member, offsets_member
-from protocol.errors import (
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.topics import topic_names
+from brokerhouse.coordinator.messages import OFFSETS_TOPIC
+from brokerhouse.coordinator.transaction_states import Member, offsets_member
+from brokerhouse.protocol.errors import (
     InvalidProducerEpoch,
     KafkaError,
     ProducerFenced,

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from kafka.protocol.producer import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.group_offsets import GROUP_DECIDES, look_for_topics
-from broker.api.topic_lookup import find_readable_topic, has_partition
-from coordinator.messages import Committer, OffsetCommit
-from coordinator.transaction_states import Producer
-from protocol.errors import (
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.group_offsets import GROUP_DECIDES, look_for_topics
+from brokerhouse.broker.api.topic_lookup import find_readable_topic, has_partition
+from brokerhouse.coordinator.messages import Committer, OffsetCommit
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     GroupIdNotFound,

@@ -8,9 +8,9 @@ Errors: BROKER_ID_NOT_REGISTERED, INVALID_REQUEST (the broker runs).
 
 from __future__ import annotations
 
-from broker.api.context import Api, RequestContext
-from protocol.errors import BrokerIdNotRegistered, InvalidRequest
-from protocol.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.protocol.errors import BrokerIdNotRegistered, InvalidRequest
+from brokerhouse.protocol.messages import UnregisterBrokerRequest, UnregisterBrokerResponse
 
 
 async def unregister_broker(

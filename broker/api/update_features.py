@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from kafka.protocol.admin import UpdateFeaturesRequest, UpdateFeaturesResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.features import LEVELS
-from protocol.errors import InvalidUpdateVersion
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.features import LEVELS
+from brokerhouse.protocol.errors import InvalidUpdateVersion
 
 _KINDS = frozenset({1, 2, 3})  # upgrade, safe downgrade, unsafe downgrade
 

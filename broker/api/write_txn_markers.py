@@ -17,13 +17,13 @@ from typing import TypeAlias
 
 from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 
-from broker.api.context import Api, RequestContext
-from broker.api.topic_lookup import find_topic
-from broker.transactions.transaction_markers import Marker
-from coordinator.messages import OFFSETS_TOPIC
-from coordinator.transaction_states import Producer
-from protocol.errors import KafkaError, KafkaStorageError
-from storage.engine import EngineError
+from brokerhouse.broker.api.context import Api, RequestContext
+from brokerhouse.broker.api.topic_lookup import find_topic
+from brokerhouse.broker.transactions.transaction_markers import Marker
+from brokerhouse.coordinator.messages import OFFSETS_TOPIC
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol.errors import KafkaError, KafkaStorageError
+from brokerhouse.storage.engine import EngineError
 
 _Marker: TypeAlias = WriteTxnMarkersRequest.WritableTxnMarker
 _Result: TypeAlias = WriteTxnMarkersResponse.WritableTxnMarkerResult

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import click
 
-from broker.cli.settings import (
+from brokerhouse.broker.cli.settings import (
     WrongSettings,
     config_file_option,
     load_settings,
     settings_errors,
 )
-from broker.cluster.config import load_cluster
-from broker.settings import config_sources
-from broker.settings.config import Settings
-from storage.backup_files import SUMS, BackupError, BackupInfo
-from storage.data_directory import keep_files_private
+from brokerhouse.broker.cluster.config import load_cluster
+from brokerhouse.broker.settings import config_sources
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.storage.backup_files import SUMS, BackupError, BackupInfo
+from brokerhouse.storage.data_directory import keep_files_private
 
 _data_dir_option = click.option(
     "--data-dir", metavar="PATH", help="The data directory of the broker; as for `serve`."
@@ -70,7 +70,7 @@ def restore(source: Path, data_dir: str | None, config_file: Path | None) -> Non
     path = Path(os.path.abspath(source))
     began = time.monotonic()
     with _errors():
-        from storage.restore import restore as restored
+        from brokerhouse.storage.restore import restore as restored
 
         info = asyncio.run(restored(path, settings.data_dir))
     click.echo(
@@ -80,7 +80,7 @@ def restore(source: Path, data_dir: str | None, config_file: Path | None) -> Non
 
 async def _made(settings: Settings, destination: Path) -> BackupInfo:
     """By the broker that runs, or here."""
-    from broker.backup_socket import NoBroker, ask_for_backup
+    from brokerhouse.broker.backup_socket import NoBroker, ask_for_backup
 
     with suppress(NoBroker):
         info = await ask_for_backup(settings.data_dir, destination)
@@ -90,8 +90,8 @@ async def _made(settings: Settings, destination: Path) -> BackupInfo:
                 " in its container, or name a directory that both can see"
             )
         return info
-    from broker.single import open_engine
-    from storage.backup import Backups
+    from brokerhouse.broker.single import open_engine
+    from brokerhouse.storage.backup import Backups
 
     engine = await open_engine(settings)
     try:
@@ -110,7 +110,7 @@ def _settings(data_dir: str | None, config_file: Path | None) -> Settings:
                 "the data of a cluster is in its ClickHouse servers: back those up, as"
                 " docs/operations.md says"
             )
-    from common.logging import log_to_stderr
+    from brokerhouse.common.logging import log_to_stderr
 
     log_to_stderr("warning", settings.log_format)
     return settings
@@ -119,7 +119,7 @@ def _settings(data_dir: str | None, config_file: Path | None) -> Settings:
 @contextmanager
 def _errors() -> Iterator[None]:
     """Turns what may go wrong into the sentence that the user sees."""
-    from storage.data_directory import DataDirectoryError
+    from brokerhouse.storage.data_directory import DataDirectoryError
 
     try:
         yield

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import click
 
-from common.address import Address
+from brokerhouse.common.address import Address
 
 CONNECT_TIMEOUT_S = 5.0
 _AGAIN_S = 0.2

@@ -16,19 +16,19 @@ from typing import Any, TypeVar
 
 import click
 
-from broker.cli.options import json_option, print_json
-from broker.cli.settings import WrongSettings, settings_errors
-from broker.cluster.config import ClusterConfig, load_cluster, parse_slots
-from broker.cluster.leases import BrokerSession
-from broker.cluster.registry_view import SESSION_PREFIX
-from broker.settings.config_sources import CONFIG_FILE_ENV
-from common.address import Address
-from common.console import console, new_table
-from storage.engine import EngineError
-from storage.registry import Registry
-from storage.registry_values import MalformedState
-from storage.schema_files import SchemaError
-from storage.slot_map import NOBODY, SLOTS_KEY, Slot, SlotMap
+from brokerhouse.broker.cli.options import json_option, print_json
+from brokerhouse.broker.cli.settings import WrongSettings, settings_errors
+from brokerhouse.broker.cluster.config import ClusterConfig, load_cluster, parse_slots
+from brokerhouse.broker.cluster.leases import BrokerSession
+from brokerhouse.broker.cluster.registry_view import SESSION_PREFIX
+from brokerhouse.broker.settings.config_sources import CONFIG_FILE_ENV
+from brokerhouse.common.address import Address
+from brokerhouse.common.console import console, new_table
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import Registry
+from brokerhouse.storage.registry_values import MalformedState
+from brokerhouse.storage.schema_files import SchemaError
+from brokerhouse.storage.slot_map import NOBODY, SLOTS_KEY, Slot, SlotMap
 
 POLL_S = 0.5
 MOVE_TIMEOUT_S = 120.0
@@ -65,7 +65,7 @@ def migrate(config: ClusterConfig) -> None:
     Brokers also do this when they start. Several processes may do it at the same time: each
     change is made once.
     """
-    from broker.cluster import servers as cluster_servers
+    from brokerhouse.broker.cluster import servers as cluster_servers
 
     done = _run(cluster_servers.migrate(config))
     for name in done.applied:
@@ -82,7 +82,7 @@ def migrate(config: ClusterConfig) -> None:
 @config_option
 def check(config: ClusterConfig) -> None:
     """Print what is wrong with a cluster, one line for each finding. Changes nothing."""
-    from broker.cluster.check import findings
+    from brokerhouse.broker.cluster.check import findings
 
     found = _run(findings(config))
     for finding in found:
@@ -215,7 +215,7 @@ async def _move(config: ClusterConfig, numbers: list[int], shard: str) -> None:
 
 @asynccontextmanager
 async def _registry(config: ClusterConfig) -> AsyncIterator[Registry]:
-    from broker.cluster.servers import opened, registry_of
+    from brokerhouse.broker.cluster.servers import opened, registry_of
 
     async with opened(config) as servers:
         yield registry_of(servers, timeout_ms=config.request_timeout_ms)
@@ -266,7 +266,7 @@ def _as_ranges(numbers: list[int]) -> str:
 def _run(work: Coroutine[Any, Any, T]) -> T:
     """Turns every error of the servers into one sentence."""
     # Log lines of the parts below would only repeat what is printed.
-    logging.getLogger("storage").addHandler(logging.NullHandler())
+    logging.getLogger("brokerhouse.storage").addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)
     except (SchemaError, EngineError, MalformedState) as error:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.cli.options import json_option, print_json
-from broker.cli.settings import config_file_option, load_settings
-from broker.settings import config_sources
-from broker.settings.config import Settings
-from broker.settings.config_sources import SettingRow
-from common.console import console, new_table
+from brokerhouse.broker.cli.options import json_option, print_json
+from brokerhouse.broker.cli.settings import config_file_option, load_settings
+from brokerhouse.broker.settings import config_sources
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.settings.config_sources import SettingRow
+from brokerhouse.common.console import console, new_table
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,29 +13,29 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.cli.ctrl_c import ctrl_c
-from broker.cli.kafka_client import (
+from brokerhouse.broker.cli.ctrl_c import ctrl_c
+from brokerhouse.broker.cli.kafka_client import (
     admin_client,
     consumer_client,
     end_at_ctrl_c,
     partition_ranges,
 )
-from broker.cli.options import (
+from brokerhouse.broker.cli.options import (
     Bootstrap,
     bootstrap_option,
     json_lines_option,
     to_delimiter,
     unescaped,
 )
-from broker.cli.reading import (
+from brokerhouse.broker.cli.reading import (
     chosen_partitions,
     offset_option,
     partition_option,
     polls,
     seek,
 )
-from broker.cli.tail import record_as_json
-from common.places import Place
+from brokerhouse.broker.cli.tail import record_as_json
+from brokerhouse.common.places import Place
 
 if TYPE_CHECKING:
     from kafka import KafkaConsumer

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from common.console import printable
+from brokerhouse.common.console import printable
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, TopicPartition

@@ -2,11 +2,11 @@
 
 import click
 
-from broker.cli.options import to_addresses
-from broker.cli.settings import settings_errors
-from broker.settings import config, config_sources
-from common.address import Address
-from storage.data_directory import keep_files_private
+from brokerhouse.broker.cli.options import to_addresses
+from brokerhouse.broker.cli.settings import settings_errors
+from brokerhouse.broker.settings import config, config_sources
+from brokerhouse.common.address import Address
+from brokerhouse.storage.data_directory import keep_files_private
 
 
 def _keepers(
@@ -93,10 +93,10 @@ def engine(
         settings = config_sources.load(flags).settings
         config.prepare_data_dir(settings)
 
-    from broker.from_settings import journal_limits
-    from common.logging import log_to_stderr
-    from sql.http import engine_server
-    from storage.embedded import ClusterPlace
+    from brokerhouse.broker.from_settings import journal_limits
+    from brokerhouse.common.logging import log_to_stderr
+    from brokerhouse.sql.http import engine_server
+    from brokerhouse.storage.embedded import ClusterPlace
 
     log_to_stderr(settings.log_level, settings.log_format)
     context.exit(

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import click
 
-from broker.cli.settings import (
+from brokerhouse.broker.cli.settings import (
     WrongSettings,
     config_file_option,
     load_settings,
     settings_errors,
 )
-from broker.cluster.config import load_cluster
-from broker.settings.config_sources import config_file_of_environment
+from brokerhouse.broker.cluster.config import load_cluster
+from brokerhouse.broker.settings.config_sources import config_file_of_environment
 
 
 @click.command()
@@ -37,8 +37,8 @@ def feed(config_file: Path | None, log_level: str | None) -> None:
 
     import uvloop
 
-    from broker.cluster import feed_process
-    from common.logging import log_to_stderr
+    from brokerhouse.broker.cluster import feed_process
+    from brokerhouse.common.logging import log_to_stderr
 
     log_to_stderr(settings.log_level, settings.log_format)
     uvloop.run(feed_process.serve(settings, cluster, click.echo))

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from broker.cli.sql import SqlServer, asked
-from storage.cluster_sql import SHARD_DATABASE
-from storage.engine import DATABASE
-from storage.parameters import parameter_texts
+from brokerhouse.broker.cli.sql import SqlServer, asked
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.engine import DATABASE
+from brokerhouse.storage.parameters import parameter_texts
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from broker.cli.consumer_groups import (
+from brokerhouse.broker.cli.consumer_groups import (
     NONE,
     ListedGroup,
     ListedMember,
@@ -26,12 +26,18 @@ from broker.cli.consumer_groups import (
     partition_names,
     topic_partitions,
 )
-from broker.cli.ctrl_c import CtrlC, ctrl_c
-from broker.cli.kafka_client import admin_client, partition_ranges
-from broker.cli.options import Bootstrap, bootstrap_option, if_given, json_option, print_json
-from broker.cli.reset_offsets import reset_offsets
-from broker.cli.retries import explained, is_of_coordinator
-from common.console import console, new_table, printable
+from brokerhouse.broker.cli.ctrl_c import CtrlC, ctrl_c
+from brokerhouse.broker.cli.kafka_client import admin_client, partition_ranges
+from brokerhouse.broker.cli.options import (
+    Bootstrap,
+    bootstrap_option,
+    if_given,
+    json_option,
+    print_json,
+)
+from brokerhouse.broker.cli.reset_offsets import reset_offsets
+from brokerhouse.broker.cli.retries import explained, is_of_coordinator
+from brokerhouse.common.console import console, new_table, printable
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 
 import click
 
-from broker.cli.feed_server import FeedServer
-from common.console import console, new_table
-from feeds.decoding.debezium_columns import columns_of_change, key_columns
-from feeds.definition import Format
-from feeds.inference import (
+from brokerhouse.broker.cli.feed_server import FeedServer
+from brokerhouse.common.console import console, new_table
+from brokerhouse.feeds.decoding.debezium_columns import columns_of_change, key_columns
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.inference import (
     InferredColumn,
     fields_without_columns,
     flat_columns,
     parse_sample,
 )
-from feeds.paths import path_from_text
-from storage.parameters import quoted
+from brokerhouse.feeds.paths import path_from_text
+from brokerhouse.storage.parameters import quoted
 
 _SAMPLE_RECORDS = 1000
 

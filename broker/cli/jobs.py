@@ -10,9 +10,9 @@ from importlib import import_module
 
 import click
 
-from broker.cli.examples import add_examples
-from broker.cli.options import json_option, print_json
-from common.console import console, new_table
+from brokerhouse.broker.cli.examples import add_examples
+from brokerhouse.broker.cli.options import json_option, print_json
+from brokerhouse.common.console import console, new_table
 
 JOBS = {
     "lag": "How far groups are behind, window by window, into lag_history; alerts; a plot.",
@@ -53,11 +53,13 @@ class _Jobs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in JOBS:
             return None
-        from spark_jobs.session import SparkMissing, check_installed
+        from brokerhouse.spark_jobs.session import SparkMissing, check_installed
 
         try:
             check_installed()
-            found: click.Command = import_module(f"spark_jobs.{cmd_name.replace('-', '_')}").command
+            found: click.Command = import_module(
+                f"brokerhouse.spark_jobs.{cmd_name.replace('-', '_')}"
+            ).command
         except SparkMissing as error:
             raise click.ClickException(str(error)) from error
         add_examples(found, ("jobs", "run", cmd_name))

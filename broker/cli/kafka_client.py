@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from broker.cli.bootstrap import answering
-from broker.cli.ctrl_c import CtrlC
-from broker.cli.options import Bootstrap
-from broker.cli.retries import explained, last_broker_error, may_pass, repeated
+from brokerhouse.broker.cli.bootstrap import answering
+from brokerhouse.broker.cli.ctrl_c import CtrlC
+from brokerhouse.broker.cli.options import Bootstrap
+from brokerhouse.broker.cli.retries import explained, last_broker_error, may_pass, repeated
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition

@@ -14,9 +14,9 @@ from typing import Any
 
 import click
 
-from broker.cli.ctrl_c import INTERRUPTED
-from broker.cli.examples import add_examples
-from common.process import no_garbage_collection
+from brokerhouse.broker.cli.ctrl_c import INTERRUPTED
+from brokerhouse.broker.cli.examples import add_examples
+from brokerhouse.common.process import no_garbage_collection
 
 COMMANDS = {
     "backup": ("backup.backup", "Back up a single broker, also while it runs."),
@@ -53,7 +53,7 @@ class _Commands(click.Group):
         place, _ = COMMANDS[cmd_name]
         file, name = place.split(".")
         with no_garbage_collection():
-            found: click.Command = getattr(import_module(f"broker.cli.{file}"), name)
+            found: click.Command = getattr(import_module(f"brokerhouse.broker.cli.{file}"), name)
         add_examples(found, (cmd_name,))
         return found
 

@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from common.address import Address, parse_address
-from common.options import brokers_from_text, brokers_option
+from brokerhouse.common.address import Address, parse_address
+from brokerhouse.common.options import brokers_from_text, brokers_option
 
 T = TypeVar("T")
 CommandT = TypeVar("CommandT", bound=Callable[..., Any])

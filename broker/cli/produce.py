@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from broker.cli.ctrl_c import INTERRUPTED
-from broker.cli.kafka_client import admin_client, partitions_of, producer_client
-from broker.cli.options import Bootstrap, bootstrap_option, to_delimiter
-from broker.cli.retries import explained
+from brokerhouse.broker.cli.ctrl_c import INTERRUPTED
+from brokerhouse.broker.cli.kafka_client import admin_client, partitions_of, producer_client
+from brokerhouse.broker.cli.options import Bootstrap, bootstrap_option, to_delimiter
+from brokerhouse.broker.cli.retries import explained
 
 if TYPE_CHECKING:
     from kafka import KafkaProducer

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from broker.cli.ctrl_c import CtrlC
-from broker.cli.kafka_client import partition_ranges, partitions_of
-from broker.cli.retries import may_pass
-from common.places import Place, parse_place, timestamp_ms
+from brokerhouse.broker.cli.ctrl_c import CtrlC
+from brokerhouse.broker.cli.kafka_client import partition_ranges, partitions_of
+from brokerhouse.broker.cli.retries import may_pass
+from brokerhouse.common.places import Place, parse_place, timestamp_ms
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition

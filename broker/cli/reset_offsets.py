@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from broker.cli.consumer_groups import (
+from brokerhouse.broker.cli.consumer_groups import (
     NONE,
     as_text,
     committed_offsets,
@@ -23,15 +23,15 @@ from broker.cli.consumer_groups import (
     partition_names,
     topic_partitions,
 )
-from broker.cli.kafka_client import (
+from brokerhouse.broker.cli.kafka_client import (
     PartitionRange,
     admin_client,
     existing,
     partition_ranges,
 )
-from broker.cli.options import Bootstrap, bootstrap_option, if_given
-from broker.cli.retries import explained, is_of_coordinator
-from common.console import console, new_table, printable
+from brokerhouse.broker.cli.options import Bootstrap, bootstrap_option, if_given
+from brokerhouse.broker.cli.retries import explained, is_of_coordinator
+from brokerhouse.common.console import console, new_table, printable
 
 if TYPE_CHECKING:
     from kafka import KafkaAdminClient, TopicPartition

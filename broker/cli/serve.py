@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 import click
 from pydantic import SecretStr
 
-from broker.cli.settings import config_file_option, load_settings, settings_errors
-from broker.settings import config, config_sources
-from broker.settings.config import Settings
-from common.process import collect_no_garbage_yet
-from common.text_table import read_lists
-from storage.chdb_library import load_library
-from storage.data_directory import keep_files_private
+from brokerhouse.broker.cli.settings import config_file_option, load_settings, settings_errors
+from brokerhouse.broker.settings import config, config_sources
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.common.process import collect_no_garbage_yet
+from brokerhouse.common.text_table import read_lists
+from brokerhouse.storage.chdb_library import load_library
+from brokerhouse.storage.data_directory import keep_files_private
 
 if TYPE_CHECKING:
-    from broker.cluster.config import ClusterConfig
+    from brokerhouse.broker.cluster.config import ClusterConfig
 
 
 def _settings_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -119,16 +119,16 @@ def serve(context: click.Context, /, config_file: Path | None, **flags: Any) -> 
     if cluster is None:
         load_library()
         with no_certificates():
-            from broker import server
+            from brokerhouse.broker import server
     else:
-        from broker import server
+        from brokerhouse.broker import server
 
     context.exit(server.run(settings, cluster))
 
 
 def _cluster_of(path: Path) -> ClusterConfig | None:
     """The cluster in this file, if it has one. Raises `ConfigError`."""
-    from broker.cluster.config import load_cluster
+    from brokerhouse.broker.cluster.config import load_cluster
 
     return load_cluster(path)
 

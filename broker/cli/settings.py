@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from broker.settings import config_sources
-from broker.settings.config import ConfigError
-from broker.settings.config_sources import Configuration
+from brokerhouse.broker.settings import config_sources
+from brokerhouse.broker.settings.config import ConfigError
+from brokerhouse.broker.settings.config_sources import Configuration
 
 config_file_option = click.option(
     "--config",

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import click
 
-from broker.cli.options import timeout_option
-from common.address import host_to_connect_to
-from common.options import environment_option, server_option
-from sql.http.text import InsertData, insert_head
+from brokerhouse.broker.cli.options import timeout_option
+from brokerhouse.common.address import host_to_connect_to
+from brokerhouse.common.options import environment_option, server_option
+from brokerhouse.sql.http.text import InsertData, insert_head
 
 if TYPE_CHECKING:
     import aiohttp

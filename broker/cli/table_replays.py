@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import click
 
-from broker.cli.ctrl_c import CtrlC
+from brokerhouse.broker.cli.ctrl_c import CtrlC
 
 ASKED_NOW = "greatest(now64(3), addMilliseconds(replay_asked_at, 1)) AS replay_asked_at"
 """The change of a definition that asks for it: later than the request before."""

@@ -13,25 +13,25 @@ from typing import Any
 
 import click
 
-from broker.cli.ctrl_c import INTERRUPTED, ctrl_c
-from broker.cli.feed_server import FeedServer
-from broker.cli.inferred_columns import infer_columns
-from broker.cli.kafka_client import admin_client, raise_for
-from broker.cli.options import Bootstrap, bootstrap_option, json_option, print_json
-from broker.cli.sql import SqlServer, server_options
-from broker.cli.table_replays import ASKED_NOW, asked_replay
-from common.console import console, new_table
-from feeds.definition import (
+from brokerhouse.broker.cli.ctrl_c import INTERRUPTED, ctrl_c
+from brokerhouse.broker.cli.feed_server import FeedServer
+from brokerhouse.broker.cli.inferred_columns import infer_columns
+from brokerhouse.broker.cli.kafka_client import admin_client, raise_for
+from brokerhouse.broker.cli.options import Bootstrap, bootstrap_option, json_option, print_json
+from brokerhouse.broker.cli.sql import SqlServer, server_options
+from brokerhouse.broker.cli.table_replays import ASKED_NOW, asked_replay
+from brokerhouse.common.console import console, new_table
+from brokerhouse.feeds.definition import (
     INTERVAL_MS,
     FeedDefinitionError,
     FeedOptions,
     Format,
     split_name,
 )
-from feeds.options import engine_option, path_option, start_option, unit_option
-from feeds.routing import ANY_TABLE, route_from_text
-from feeds.statements import checked_columns, columns_statement
-from feeds.tables import (
+from brokerhouse.feeds.options import engine_option, path_option, start_option, unit_option
+from brokerhouse.feeds.routing import ANY_TABLE, route_from_text
+from brokerhouse.feeds.statements import checked_columns, columns_statement
+from brokerhouse.feeds.tables import (
     BLOCK_DEFINITION,
     local_name,
     preparing,
@@ -39,7 +39,7 @@ from feeds.tables import (
     table_to_make,
     window_settings,
 )
-from storage.parameters import quoted
+from brokerhouse.storage.parameters import quoted
 
 _TOPIC_LIMIT_S = 10.0
 _POLL_S = 0.1

@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from broker.cli.ctrl_c import ctrl_c
-from broker.cli.kafka_client import (
+from brokerhouse.broker.cli.ctrl_c import ctrl_c
+from brokerhouse.broker.cli.kafka_client import (
     admin_client,
     consumer_client,
     end_at_ctrl_c,
     partition_ranges,
 )
-from broker.cli.options import Bootstrap, bootstrap_option, json_lines_option
-from broker.cli.reading import (
+from brokerhouse.broker.cli.options import Bootstrap, bootstrap_option, json_lines_option
+from brokerhouse.broker.cli.reading import (
     chosen_partitions,
     offset_option,
     partition_option,
     polls,
     seek,
 )
-from common.console import escaped
-from common.places import Place
+from brokerhouse.common.console import escaped
+from brokerhouse.common.places import Place
 
 if TYPE_CHECKING:
     from kafka.consumer.fetcher import ConsumerRecord

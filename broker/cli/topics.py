@@ -2,15 +2,15 @@
 
 import click
 
-from broker.cli.kafka_client import (
+from brokerhouse.broker.cli.kafka_client import (
     admin_client,
     existing,
     partition_ranges,
     partitions_of,
     raise_for,
 )
-from broker.cli.options import Bootstrap, bootstrap_option, json_option, print_json
-from common.console import console, new_table
+from brokerhouse.broker.cli.options import Bootstrap, bootstrap_option, json_option, print_json
+from brokerhouse.common.console import console, new_table
 
 
 @click.group()

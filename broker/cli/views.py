@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 import click
 
-from broker.cli.options import json_option, print_json
-from broker.cli.sql import SqlServer, asked, server_options
-from common.console import console, new_table
+from brokerhouse.broker.cli.options import json_option, print_json
+from brokerhouse.broker.cli.sql import SqlServer, asked, server_options
+from brokerhouse.common.console import console, new_table
 
 _LIST = """
 SELECT concat(database, '.', view) AS name, toString(failed_at) AS since, error,

@@ -18,19 +18,19 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from broker.cluster.config import ClusterConfig, ShardConfig
-from broker.cluster.leases import BrokerSession
-from broker.cluster.registry_view import SESSION_PREFIX
-from broker.cluster.servers import layout, opened, registry_of
-from common.clock import SECOND_MS, wall_ms
-from storage.clickhouse import ClickHouseServer
-from storage.cluster_schema import databases
-from storage.cluster_sql import SHARD_DATABASE
-from storage.engine import EngineError
-from storage.registry import Registry
-from storage.registry_values import MalformedState
-from storage.schema_files import REPLICATED_WINDOW
-from storage.slot_map import SLOTS_KEY, SlotMap
+from brokerhouse.broker.cluster.config import ClusterConfig, ShardConfig
+from brokerhouse.broker.cluster.leases import BrokerSession
+from brokerhouse.broker.cluster.registry_view import SESSION_PREFIX
+from brokerhouse.broker.cluster.servers import layout, opened, registry_of
+from brokerhouse.common.clock import SECOND_MS, wall_ms
+from brokerhouse.storage.clickhouse import ClickHouseServer
+from brokerhouse.storage.cluster_schema import databases
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import Registry
+from brokerhouse.storage.registry_values import MalformedState
+from brokerhouse.storage.schema_files import REPLICATED_WINDOW
+from brokerhouse.storage.slot_map import SLOTS_KEY, SlotMap
 
 MIN_VERSION = (24, 8)
 """The first long-term support release that has everything that is used: strict mode of KeeperMap

@@ -27,9 +27,9 @@ from pydantic import (
     model_validator,
 )
 
-from broker.settings.config import ConfigError
-from broker.settings.config_sources import CLICKHOUSE_PASSWORD_ENV, advice, read_toml
-from storage.slot_map import SlotMap
+from brokerhouse.broker.settings.config import ConfigError
+from brokerhouse.broker.settings.config_sources import CLICKHOUSE_PASSWORD_ENV, advice, read_toml
+from brokerhouse.storage.slot_map import SlotMap
 
 MAX_SLOTS = 4096
 MAX_PASSWORD_FILE_BYTES = 65_536

@@ -20,29 +20,29 @@ from zlib import crc32
 
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
 
-from broker.cluster.config import ClusterConfig
-from broker.cluster.feeds import shard_store
-from broker.cluster.registry_view import RegistryView
-from broker.cluster.servers import layout, registry_of, single_servers
-from broker.feeds.groups import FeedGroups
-from broker.feeds.host import FeedHost, FeedPartition
-from broker.feeds.running import TableFeeds
-from broker.leadership import BrokerEndpoint
-from broker.settings.config import Settings, schema_registry_url
-from broker.slots.groups import SlotGroups
-from broker.slots.leadership import SlotLeadership
-from broker.slots.peers import Peers
-from common.counted_lines import counted
-from common.tasks import Outage, Periodic
-from coordinator.slots import ServedSlots
-from protocol.errors import KafkaError
-from storage.cluster_sql import SHARD_DATABASE
-from storage.engine import EngineError
-from storage.registry import Registry
-from storage.registry_values import MalformedState
-from storage.row_lane import RowLane
-from storage.shards import Shard
-from storage.slot_map import Slot, slot_of_partition
+from brokerhouse.broker.cluster.config import ClusterConfig
+from brokerhouse.broker.cluster.feeds import shard_store
+from brokerhouse.broker.cluster.registry_view import RegistryView
+from brokerhouse.broker.cluster.servers import layout, registry_of, single_servers
+from brokerhouse.broker.feeds.groups import FeedGroups
+from brokerhouse.broker.feeds.host import FeedHost, FeedPartition
+from brokerhouse.broker.feeds.running import TableFeeds
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.settings.config import Settings, schema_registry_url
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.broker.slots.peers import Peers
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Outage, Periodic
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.protocol.errors import KafkaError
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import Registry
+from brokerhouse.storage.registry_values import MalformedState
+from brokerhouse.storage.row_lane import RowLane
+from brokerhouse.storage.shards import Shard
+from brokerhouse.storage.slot_map import Slot, slot_of_partition
 
 log = logging.getLogger(__name__)
 

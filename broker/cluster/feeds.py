@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from broker.feeds.host import FeedStore
-from storage.clickhouse import ClickHouseServer
-from storage.row_lane import RowLane
-from storage.shard_session import ShardSession
-from storage.shards import Shard
+from brokerhouse.broker.feeds.host import FeedStore
+from brokerhouse.storage.clickhouse import ClickHouseServer
+from brokerhouse.storage.row_lane import RowLane
+from brokerhouse.storage.shard_session import ShardSession
+from brokerhouse.storage.shards import Shard
 
 
 def shard_store(

@@ -19,21 +19,21 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
-from broker.cluster.leases import BrokerSession
-from broker.cluster.topic_registry import portions
-from broker.log.producer_states import ProducerStateSweep
-from broker.log.rollup import NotYet, PartRows, Rollup
-from broker.log.sweep import Sweep
-from broker.log.transaction_tables import TransactionSweep
-from broker.slots.shard_host import ShardHost, ShardHosts
-from broker.topics.topic_store import store_versions
-from broker.topics.watched_topics import WatchedTopics
-from common.clock import wall_ms
-from common.tasks import Periodic
-from sql.queries import query
-from storage.engine import EngineError
-from storage.registry import LOOK_ANYWAY_S
-from storage.slot_map import SlotMap
+from brokerhouse.broker.cluster.leases import BrokerSession
+from brokerhouse.broker.cluster.topic_registry import portions
+from brokerhouse.broker.log.producer_states import ProducerStateSweep
+from brokerhouse.broker.log.rollup import NotYet, PartRows, Rollup
+from brokerhouse.broker.log.sweep import Sweep
+from brokerhouse.broker.log.transaction_tables import TransactionSweep
+from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
+from brokerhouse.broker.topics.topic_store import store_versions
+from brokerhouse.broker.topics.watched_topics import WatchedTopics
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.common.tasks import Periodic
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import LOOK_ANYWAY_S
+from brokerhouse.storage.slot_map import SlotMap
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,16 @@ from enum import StrEnum
 from fractions import Fraction
 from hashlib import blake2b
 
-from broker.net.named_addresses import NamedAddress
-from storage.registry_values import MalformedState, count_of, name_of, object_of, shortened, text_of
-from storage.slot_map import NOBODY, Slot, SlotMap
+from brokerhouse.broker.net.named_addresses import NamedAddress
+from brokerhouse.storage.registry_values import (
+    MalformedState,
+    count_of,
+    name_of,
+    object_of,
+    shortened,
+    text_of,
+)
+from brokerhouse.storage.slot_map import NOBODY, Slot, SlotMap
 
 DRIFT = Fraction(21, 20)
 """A session may be declared dead when its row is unchanged for this many times its time-to-live."""

@@ -15,63 +15,73 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TypeVar
 
-from broker.cluster.config import ClusterConfig
-from broker.cluster.feeds import shard_store
-from broker.cluster.housekeeping import Housekeeping, all_have_read, is_topic_housekeeper
-from broker.cluster.leases import BrokerSession
-from broker.cluster.ownership import Ownership
-from broker.cluster.registry_view import RegistryView
-from broker.cluster.servers import hear_together, layout, migrate, registry_of, single_servers
-from broker.cluster.session import OwnSession
-from broker.cluster.slots import Slots
-from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
-from broker.feeds.groups import FeedGroups, feeding_instance
-from broker.feeds.host import FedLogs, FeedHost
-from broker.feeds.running import TableFeeds
-from broker.from_settings import decompressions, transaction_coordinator
-from broker.leadership import BrokerEndpoint
-from broker.log.log_starts import LogStarts
-from broker.log.producer_states import ProducerStates
-from broker.log.removals import Removals
-from broker.log.retention import Retention, upkeep
-from broker.log.tail_cache import TailCache
-from broker.monitoring.cluster import ClusterMetrics
-from broker.monitoring.families import MetricSource
-from broker.monitoring.groups import GroupMetrics
-from broker.monitoring.logs import LaneSource, LogMetrics
-from broker.monitoring.pages import bare_application
-from broker.monitoring.transactions import TransactionMetrics
-from broker.node import Broker, Parts, Transactions
-from broker.settings import stored_configs
-from broker.settings.admin_store import AdminStore
-from broker.settings.config import Settings, schema_registry_url
-from broker.settings.stored_configs import ConfigWatch, StoredConfigs
-from broker.single import cluster_id
-from broker.slots.groups import SlotGroups
-from broker.slots.leadership import SlotLeadership
-from broker.slots.peers import Peers
-from broker.slots.shard_host import ShardHost, ShardHosts
-from broker.slots.slot_logs import SlotLogs
-from broker.slots.transactions import (
+from brokerhouse.broker.cluster.config import ClusterConfig
+from brokerhouse.broker.cluster.feeds import shard_store
+from brokerhouse.broker.cluster.housekeeping import (
+    Housekeeping,
+    all_have_read,
+    is_topic_housekeeper,
+)
+from brokerhouse.broker.cluster.leases import BrokerSession
+from brokerhouse.broker.cluster.ownership import Ownership
+from brokerhouse.broker.cluster.registry_view import RegistryView
+from brokerhouse.broker.cluster.servers import (
+    hear_together,
+    layout,
+    migrate,
+    registry_of,
+    single_servers,
+)
+from brokerhouse.broker.cluster.session import OwnSession
+from brokerhouse.broker.cluster.slots import Slots
+from brokerhouse.broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
+from brokerhouse.broker.feeds.groups import FeedGroups, feeding_instance
+from brokerhouse.broker.feeds.host import FedLogs, FeedHost
+from brokerhouse.broker.feeds.running import TableFeeds
+from brokerhouse.broker.from_settings import decompressions, transaction_coordinator
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.log.log_starts import LogStarts
+from brokerhouse.broker.log.producer_states import ProducerStates
+from brokerhouse.broker.log.removals import Removals
+from brokerhouse.broker.log.retention import Retention, upkeep
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.broker.monitoring.cluster import ClusterMetrics
+from brokerhouse.broker.monitoring.families import MetricSource
+from brokerhouse.broker.monitoring.groups import GroupMetrics
+from brokerhouse.broker.monitoring.logs import LaneSource, LogMetrics
+from brokerhouse.broker.monitoring.pages import bare_application
+from brokerhouse.broker.monitoring.transactions import TransactionMetrics
+from brokerhouse.broker.node import Broker, Parts, Transactions
+from brokerhouse.broker.settings import stored_configs
+from brokerhouse.broker.settings.admin_store import AdminStore
+from brokerhouse.broker.settings.config import Settings, schema_registry_url
+from brokerhouse.broker.settings.stored_configs import ConfigWatch, StoredConfigs
+from brokerhouse.broker.single import cluster_id
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.broker.slots.peers import Peers
+from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
+from brokerhouse.broker.slots.slot_logs import SlotLogs
+from brokerhouse.broker.slots.transactions import (
     CoordinatorCalls,
     MarkersEverywhere,
     MarkersHere,
     SlotTransactions,
 )
-from broker.topics.catalog import TopicCatalog
-from broker.topics.topic_cleanup import TopicCleanup
-from broker.topics.watched_topics import topic_watch
-from broker.transactions.producer_ids import ProducerIds
-from broker.transactions.transaction_markers import MarkerWriter
-from common.clock import wall_ms
-from common.tasks import Periodic
-from coordinator.slots import ServedSlots
-from storage.clickhouse import ClickHouseServer
-from storage.cluster_sql import SHARD_DATABASE
-from storage.engine import EngineError
-from storage.registry import version_number
-from storage.registry_values import MalformedState
-from storage.shards import Shard
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.broker.topics.topic_cleanup import TopicCleanup
+from brokerhouse.broker.topics.watched_topics import topic_watch
+from brokerhouse.broker.transactions.producer_ids import ProducerIds
+from brokerhouse.broker.transactions.transaction_markers import MarkerWriter
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.common.tasks import Periodic
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.storage.clickhouse import ClickHouseServer
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import version_number
+from brokerhouse.storage.registry_values import MalformedState
+from brokerhouse.storage.shards import Shard
 
 log = logging.getLogger(__name__)
 

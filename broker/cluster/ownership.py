@@ -20,14 +20,14 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from broker.cluster.leases import BrokerSession, Plan, SessionState, plan
-from broker.cluster.reconcile import Fences, SessionSlots, SlotOwner, Work
-from broker.cluster.registry_view import RegistryView
-from broker.cluster.session import OwnSession, SessionOver, Tenure
-from common.tasks import cancel, event_within
-from storage.engine import EngineError
-from storage.registry_values import MalformedState
-from storage.slot_map import SlotMap
+from brokerhouse.broker.cluster.leases import BrokerSession, Plan, SessionState, plan
+from brokerhouse.broker.cluster.reconcile import Fences, SessionSlots, SlotOwner, Work
+from brokerhouse.broker.cluster.registry_view import RegistryView
+from brokerhouse.broker.cluster.session import OwnSession, SessionOver, Tenure
+from brokerhouse.common.tasks import cancel, event_within
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry_values import MalformedState
+from brokerhouse.storage.slot_map import SlotMap
 
 log = logging.getLogger(__name__)
 

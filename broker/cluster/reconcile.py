@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from broker.cluster.leases import BrokerReport, BrokerSession, Plan
-from broker.cluster.registry_view import RegistryView
-from broker.cluster.session import SessionOver, Tenure
-from broker.cluster.slot_phases import (
+from brokerhouse.broker.cluster.leases import BrokerReport, BrokerSession, Plan
+from brokerhouse.broker.cluster.registry_view import RegistryView
+from brokerhouse.broker.cluster.session import SessionOver, Tenure
+from brokerhouse.broker.cluster.slot_phases import (
     FenceAction,
     FenceEvent,
     FencePhase,
@@ -27,8 +27,8 @@ from broker.cluster.slot_phases import (
     after_event,
     after_fence_event,
 )
-from storage.engine import EngineError
-from storage.slot_map import NOBODY, Slot, SlotMap
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.slot_map import NOBODY, Slot, SlotMap
 
 log = logging.getLogger(__name__)
 

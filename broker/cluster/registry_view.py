@@ -18,13 +18,19 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive, SessionState, Watch
-from broker.start_error import StartError
-from common.tasks import Outage, event_within
-from storage.engine import EngineError
-from storage.registry import Registry, Versioned
-from storage.registry_values import MalformedState
-from storage.slot_map import NOBODY, SLOTS_KEY, SlotMap
+from brokerhouse.broker.cluster.leases import (
+    LATELY_MS,
+    BrokerSession,
+    LatelyAlive,
+    SessionState,
+    Watch,
+)
+from brokerhouse.broker.start_error import StartError
+from brokerhouse.common.tasks import Outage, event_within
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import Registry, Versioned
+from brokerhouse.storage.registry_values import MalformedState
+from brokerhouse.storage.slot_map import NOBODY, SLOTS_KEY, SlotMap
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from broker.cluster.config import ClusterConfig
-from storage.clickhouse import ClickHouseServer, ConnectionSettings
-from storage.cluster_schema import Migrated, migrate_cluster
-from storage.cluster_sql import SHARD_DATABASE, ClusterLayout
-from storage.registry import ANSWER_LIMIT_MS, STATEMENT_LIMIT_MS, KeeperRegistry
-from storage.shards import AnyServer
+from brokerhouse.broker.cluster.config import ClusterConfig
+from brokerhouse.storage.clickhouse import ClickHouseServer, ConnectionSettings
+from brokerhouse.storage.cluster_schema import Migrated, migrate_cluster
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE, ClusterLayout
+from brokerhouse.storage.registry import ANSWER_LIMIT_MS, STATEMENT_LIMIT_MS, KeeperRegistry
+from brokerhouse.storage.shards import AnyServer
 
 MIGRATION_TIMEOUT_MS = 60_000
 """How long one statement may take: a new replica fetches its parts while its table is created."""

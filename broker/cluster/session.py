@@ -20,14 +20,19 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
-from broker.cluster.leases import BrokerReport, BrokerSession, SessionLease, SessionState
-from broker.cluster.registry_view import RegistryView, session_key
-from broker.log.fence import SESSION_DAYS
-from broker.start_error import StartError
-from common.clock import DAY_MS
-from storage.registry import Versioned
-from storage.registry_values import MalformedState
-from storage.slot_map import NOBODY, SlotMap
+from brokerhouse.broker.cluster.leases import (
+    BrokerReport,
+    BrokerSession,
+    SessionLease,
+    SessionState,
+)
+from brokerhouse.broker.cluster.registry_view import RegistryView, session_key
+from brokerhouse.broker.log.fence import SESSION_DAYS
+from brokerhouse.broker.start_error import StartError
+from brokerhouse.common.clock import DAY_MS
+from brokerhouse.storage.registry import Versioned
+from brokerhouse.storage.registry_values import MalformedState
+from brokerhouse.storage.slot_map import NOBODY, SlotMap
 
 log = logging.getLogger(__name__)
 

@@ -14,19 +14,19 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-from broker.cluster.leases import BrokerReport, BrokerSession
-from broker.cluster.session import SessionOver, Tenure
-from broker.log.fence import fence
-from broker.log.partition import PartitionLog
-from broker.slots.shard_host import ShardHosts
-from broker.slots.slot_logs import SlotLogs
-from broker.slots.transactions import SlotTransactions
-from broker.topics.watched_topics import WatchedTopics
-from common.clock import DAY_MS, wall_ms
-from coordinator.slots import ServedSlots
-from protocol.errors import NotLeaderOrFollower
-from storage.engine import EngineError
-from storage.slot_map import Slot
+from brokerhouse.broker.cluster.leases import BrokerReport, BrokerSession
+from brokerhouse.broker.cluster.session import SessionOver, Tenure
+from brokerhouse.broker.log.fence import fence
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.slots.shard_host import ShardHosts
+from brokerhouse.broker.slots.slot_logs import SlotLogs
+from brokerhouse.broker.slots.transactions import SlotTransactions
+from brokerhouse.broker.topics.watched_topics import WatchedTopics
+from brokerhouse.common.clock import DAY_MS, wall_ms
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.protocol.errors import NotLeaderOrFollower
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.slot_map import Slot
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from broker.log.topic import Topic
-from broker.settings.config import Settings
-from broker.settings.effective_configs import effective
-from broker.topics.topic_store import (
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.settings.effective_configs import effective
+from brokerhouse.broker.topics.topic_store import (
     ChangedElsewhere,
     Refusals,
     StoredTopics,
@@ -30,10 +30,10 @@ from broker.topics.topic_store import (
     after,
     store_versions,
 )
-from common.counted_lines import counted
-from protocol.errors import KafkaError, TopicAlreadyExists
-from storage.engine import EngineError
-from storage.registry import Registry, Versioned, announce, version_number
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.protocol.errors import KafkaError, TopicAlreadyExists
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import Registry, Versioned, announce, version_number
 
 log = logging.getLogger(__name__)
 

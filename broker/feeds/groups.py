@@ -16,11 +16,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from broker.feeds.remote_groups import CLIENT, REBALANCE_MS, RemoteGroups
-from broker.slots.groups import SlotGroups
-from broker.slots.leadership import SlotLeadership
-from common.tasks import Outage, Periodic
-from coordinator.messages import (
+from brokerhouse.broker.feeds.remote_groups import CLIENT, REBALANCE_MS, RemoteGroups
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.common.tasks import Outage, Periodic
+from brokerhouse.coordinator.messages import (
     UNKNOWN_MEMBER_ID,
     Committer,
     JoinAnswer,
@@ -31,14 +31,14 @@ from coordinator.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from protocol.consumer_protocol import (
+from brokerhouse.protocol.consumer_protocol import (
     Partitions,
     assigned_partitions,
     assignment,
     subscription,
     user_data,
 )
-from protocol.errors import (
+from brokerhouse.protocol.errors import (
     FencedInstanceId,
     GroupIdNotFound,
     IllegalGeneration,

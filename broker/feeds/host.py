@@ -15,25 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from broker.feeds.groups import FeedGroups
-from broker.log.open_logs import OpenLogs
-from broker.log.partition import PartitionLog
-from broker.log.partition_sql import LogName
-from broker.log.row_sources import source_of_offset
-from coordinator.slots import ServedSlots
-from feeds.decoding.client import ValueDecoder
-from feeds.definition import FeedDefinition
-from feeds.feeder import FeedShard
-from feeds.router import RouteWriter
-from feeds.server_tables import FeedTables
-from feeds.stored_definitions import StoredDefinitions
-from feeds.writer import BlockWriter, FeedSource, PartitionWriter, Session, first_since
-from storage.cluster_sql import ClusterLayout
-from storage.engine import Engine, EngineError
-from storage.journal import JournaledEngine
-from storage.registry import Registry, RegistryServer
-from storage.row_lane import RowLane
-from storage.slot_map import EMBEDDED, Slot
+from brokerhouse.broker.feeds.groups import FeedGroups
+from brokerhouse.broker.log.open_logs import OpenLogs
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_sql import LogName
+from brokerhouse.broker.log.row_sources import source_of_offset
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.feeds.decoding.client import ValueDecoder
+from brokerhouse.feeds.definition import FeedDefinition
+from brokerhouse.feeds.feeder import FeedShard
+from brokerhouse.feeds.router import RouteWriter
+from brokerhouse.feeds.server_tables import FeedTables
+from brokerhouse.feeds.stored_definitions import StoredDefinitions
+from brokerhouse.feeds.writer import BlockWriter, FeedSource, PartitionWriter, Session, first_since
+from brokerhouse.storage.cluster_sql import ClusterLayout
+from brokerhouse.storage.engine import Engine, EngineError
+from brokerhouse.storage.journal import JournaledEngine
+from brokerhouse.storage.registry import Registry, RegistryServer
+from brokerhouse.storage.row_lane import RowLane
+from brokerhouse.storage.slot_map import EMBEDDED, Slot
 
 _FOLDER = "feeds"
 

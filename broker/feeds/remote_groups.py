@@ -22,10 +22,10 @@ from kafka.protocol.consumer import (
     SyncGroupResponse,
 )
 
-from broker.leadership import NO_NODE
-from broker.slots.leadership import SlotLeadership
-from broker.slots.peers import Peers
-from coordinator.messages import (
+from brokerhouse.broker.leadership import NO_NODE
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.broker.slots.peers import Peers
+from brokerhouse.coordinator.messages import (
     Client,
     Committer,
     JoinAnswer,
@@ -36,7 +36,7 @@ from coordinator.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from protocol.errors import CoordinatorNotAvailable, KafkaError, error_with_code
+from brokerhouse.protocol.errors import CoordinatorNotAvailable, KafkaError, error_with_code
 
 CLIENT = Client("brokerhouse-feed", "127.0.0.1")
 REBALANCE_MS = 10_000

@@ -16,16 +16,16 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from uuid import uuid4
 
-from broker.feeds.groups import FeedMember, delete_group
-from broker.feeds.host import FeedHost, FeedPartition, FeedSessions, source_of
-from common.counted_lines import counted
-from common.tasks import Backoff, Outage, Periodic, cancel
-from coordinator.messages import OffsetCommit
-from feeds.blocks import Counted
-from feeds.definition import AT_OFFSET, FeedDefinition, FeedStatus
-from feeds.feeder import PartitionFeeder
-from feeds.progress import FeedProgress, Fenced, first_offset
-from storage.engine import EngineError
+from brokerhouse.broker.feeds.groups import FeedMember, delete_group
+from brokerhouse.broker.feeds.host import FeedHost, FeedPartition, FeedSessions, source_of
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Backoff, Outage, Periodic, cancel
+from brokerhouse.coordinator.messages import OffsetCommit
+from brokerhouse.feeds.blocks import Counted
+from brokerhouse.feeds.definition import AT_OFFSET, FeedDefinition, FeedStatus
+from brokerhouse.feeds.feeder import PartitionFeeder
+from brokerhouse.feeds.progress import FeedProgress, Fenced, first_offset
+from brokerhouse.storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from broker.log.block import AppendLimits, PendingAppend
-from broker.log.decompression import Decompressions
-from broker.log.lane import Lane
-from broker.log.partition import PartitionLog
-from broker.log.tail_cache import TailCache
-from broker.log.write_lease import WriteLease
-from protocol.errors import NotLeaderOrFollower
-from storage.engine import Engine
+from brokerhouse.broker.log.block import AppendLimits, PendingAppend
+from brokerhouse.broker.log.decompression import Decompressions
+from brokerhouse.broker.log.lane import Lane
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.broker.log.write_lease import WriteLease
+from brokerhouse.protocol.errors import NotLeaderOrFollower
+from brokerhouse.storage.engine import Engine
 
 
 class Appender:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from protocol._batches import BatchHeader
-from protocol._decode_batches import RecordLengths
-from protocol.batches import BATCH_OVERHEAD
-from protocol.columns import ROW_BYTES
-from protocol.compression import Decompression
-from protocol.errors import MessageTooLarge
+from brokerhouse.protocol._batches import BatchHeader
+from brokerhouse.protocol._decode_batches import RecordLengths
+from brokerhouse.protocol.batches import BATCH_OVERHEAD
+from brokerhouse.protocol.columns import ROW_BYTES
+from brokerhouse.protocol.compression import Decompression
+from brokerhouse.protocol.errors import MessageTooLarge
 
 _INLINE_RATIO: Final = 32
 _INLINE_MIN_BYTES: Final = 128 << 10

@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
-from broker.log.batch_records import BatchRecords
-from broker.log.partition import PartitionLog, Staging
-from broker.log.producers import ProducerEntry, comes_after, find_duplicate, first_entry
-from broker.log.transactions import OpenTransaction
-from common.counted_lines import counted
-from protocol._batches import BatchHeader, parse_headers, stamp_batch
-from protocol._decode_batches import BlockBuilder
-from protocol.batches import BATCH_OVERHEAD
-from protocol.control_batches import control_batch
-from protocol.errors import (
+from brokerhouse.broker.log.batch_records import BatchRecords
+from brokerhouse.broker.log.partition import PartitionLog, Staging
+from brokerhouse.broker.log.producers import ProducerEntry, comes_after, find_duplicate, first_entry
+from brokerhouse.broker.log.transactions import OpenTransaction
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.protocol._batches import BatchHeader, parse_headers, stamp_batch
+from brokerhouse.protocol._decode_batches import BlockBuilder
+from brokerhouse.protocol.batches import BATCH_OVERHEAD
+from brokerhouse.protocol.control_batches import control_batch
+from brokerhouse.protocol.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
     KafkaError,
@@ -29,7 +29,7 @@ from protocol.errors import (
     RequestTimedOut,
     TransactionCoordinatorFenced,
 )
-from storage.slot_map import FIRST_EPOCH
+from brokerhouse.storage.slot_map import FIRST_EPOCH
 
 log = logging.getLogger(__name__)
 

@@ -16,16 +16,16 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from broker.log.block import PendingBlock
-from broker.log.fence import block_token
-from broker.log.transaction_tables import begun_rows
-from broker.log.write_lease import SentBlock, WriteLease
-from common.clock import DAY_MS
-from common.counted_lines import counted
-from common.tasks import Backoff, event_within
-from protocol.columns import COLUMN_LIST
-from storage.blocks import block as encoded_block
-from storage.engine import (
+from brokerhouse.broker.log.block import PendingBlock
+from brokerhouse.broker.log.fence import block_token
+from brokerhouse.broker.log.transaction_tables import begun_rows
+from brokerhouse.broker.log.write_lease import SentBlock, WriteLease
+from brokerhouse.common.clock import DAY_MS
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Backoff, event_within
+from brokerhouse.protocol.columns import COLUMN_LIST
+from brokerhouse.storage.blocks import block as encoded_block
+from brokerhouse.storage.engine import (
     BuildingEngine,
     Engine,
     EngineError,

@@ -18,8 +18,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
-from storage.blocks import BOOL, INT32, INT64, UUIDS, Table
-from storage.engine import Engine
+from brokerhouse.storage.blocks import BOOL, INT32, INT64, UUIDS, Table
+from brokerhouse.storage.engine import Engine
 
 Key = tuple[UUID, int]
 """Topic id and partition."""

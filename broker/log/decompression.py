@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, Protocol, TypeAlias
 
-from broker.log.batch_records import BatchRecords
-from broker.log.block import AppendLimits, PendingAppend, compressed_records
-from common.counted_lines import counted
-from protocol.errors import KafkaError, RequestTimedOut, UnknownServerError
+from brokerhouse.broker.log.batch_records import BatchRecords
+from brokerhouse.broker.log.block import AppendLimits, PendingAppend, compressed_records
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.protocol.errors import KafkaError, RequestTimedOut, UnknownServerError
 
 log = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
-from broker.log.leader_epochs import known_epochs
-from broker.log.partition import PartitionLog
-from storage.blocks import INT32, INT64, UUIDS, Table
-from storage.engine import Engine, Parameter
-from storage.row_lane import TableRows
-from storage.slot_map import FIRST_EPOCH
+from brokerhouse.broker.log.leader_epochs import known_epochs
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.storage.blocks import INT32, INT64, UUIDS, Table
+from brokerhouse.storage.engine import Engine, Parameter
+from brokerhouse.storage.row_lane import TableRows
+from brokerhouse.storage.slot_map import FIRST_EPOCH
 
 LEADER_EPOCHS = Table(
     "leader_epochs",

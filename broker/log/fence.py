@@ -28,9 +28,18 @@ from functools import partial
 from itertools import starmap
 from uuid import UUID
 
-from common.clock import DAY_MS
-from storage.blocks import BOOL, DATETIME64_MS, INT32, INT64, STRING, UUIDS, Table, block
-from storage.engine import Engine, EngineError, TokenUsed
+from brokerhouse.common.clock import DAY_MS
+from brokerhouse.storage.blocks import (
+    BOOL,
+    DATETIME64_MS,
+    INT32,
+    INT64,
+    STRING,
+    UUIDS,
+    Table,
+    block,
+)
+from brokerhouse.storage.engine import Engine, EngineError, TokenUsed
 
 log = logging.getLogger(__name__)
 

@@ -19,25 +19,31 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from broker.log.block import AppendLimits, PendingAppend, PendingBlock, PendingMarker, build_block
-from broker.log.block_store import BlockStore, LeaseOver
-from broker.log.decompression import Decompressions
-from broker.log.large_batches import LargeBatches
-from broker.log.partition import PartitionLog
-from broker.log.producer_recovery import may_have_rows, recover_producer
-from broker.log.tail_cache import TailCache
-from broker.log.write_lease import WriteLease
-from common.clock import DAY_MS, wall_ms
-from common.counted_lines import counted
-from common.tasks import Outage, event_within
-from common.timings import Timings
-from protocol.errors import (
+from brokerhouse.broker.log.block import (
+    AppendLimits,
+    PendingAppend,
+    PendingBlock,
+    PendingMarker,
+    build_block,
+)
+from brokerhouse.broker.log.block_store import BlockStore, LeaseOver
+from brokerhouse.broker.log.decompression import Decompressions
+from brokerhouse.broker.log.large_batches import LargeBatches
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.producer_recovery import may_have_rows, recover_producer
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.broker.log.write_lease import WriteLease
+from brokerhouse.common.clock import DAY_MS, wall_ms
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Outage, event_within
+from brokerhouse.common.timings import Timings
+from brokerhouse.protocol.errors import (
     KafkaStorageError,
     NotLeaderOrFollower,
     RequestTimedOut,
     UnknownServerError,
 )
-from storage.engine import Engine, EngineError
+from brokerhouse.storage.engine import Engine, EngineError
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 
-from broker.log.batch_records import BatchRecords
-from broker.log.block import PendingAppend
-from broker.log.decompression import Decompressions, LargeBatch
-from broker.log.partition import PartitionLog
+from brokerhouse.broker.log.batch_records import BatchRecords
+from brokerhouse.broker.log.block import PendingAppend
+from brokerhouse.broker.log.decompression import Decompressions, LargeBatch
+from brokerhouse.broker.log.partition import PartitionLog
 
 
 class _Line:

@@ -12,8 +12,8 @@ import asyncio
 from collections.abc import Iterable
 from uuid import UUID
 
-from broker.log.partition_sql import IS_PARTITION, parameters
-from storage.engine import Engine
+from brokerhouse.broker.log.partition_sql import IS_PARTITION, parameters
+from brokerhouse.storage.engine import Engine
 
 _ROWS_LIKE_A_LOOKUP = 75_000  # rows that the scan reads in 3 ms
 

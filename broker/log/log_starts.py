@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.log.checkpoints import CHECKPOINTS
-from broker.log.partition import PartitionLog
-from broker.log.producer_states import ProducerStates
-from broker.log.row_sources import RowLanes
-from storage.row_lane import TableRows
+from brokerhouse.broker.log.checkpoints import CHECKPOINTS
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.producer_states import ProducerStates
+from brokerhouse.broker.log.row_sources import RowLanes
+from brokerhouse.storage.row_lane import TableRows
 
 
 class LogStarts:

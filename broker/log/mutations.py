@@ -8,7 +8,7 @@ rows.
 
 from __future__ import annotations
 
-from storage.engine import Engine
+from brokerhouse.storage.engine import Engine
 
 MUTATION_SETTINGS = "mutations_sync = 0, allow_nondeterministic_mutations = 1"
 

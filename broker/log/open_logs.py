@@ -10,9 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from uuid import UUID
 
-from broker.log.partition import PartitionLog
-from broker.log.topic import Topic
-from protocol.errors import UnknownTopicOrPartition
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.protocol.errors import UnknownTopicOrPartition
 
 Partition = tuple[Topic, int]
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from broker.log.leader_epochs import EpochStart, LeaderEpochs
-from broker.log.producers import ProducerEntry, comes_after, refused_first_entry
-from broker.log.tail_cache import PartitionTail
-from broker.log.topic import Topic
-from broker.log.transactions import (
+from brokerhouse.broker.log.leader_epochs import EpochStart, LeaderEpochs
+from brokerhouse.broker.log.producers import ProducerEntry, comes_after, refused_first_entry
+from brokerhouse.broker.log.tail_cache import PartitionTail
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.log.transactions import (
     AbortedTransaction,
     OpenTransaction,
     PartitionTransactions,
 )
-from protocol._batches import BatchHeader
-from protocol.errors import KafkaError
-from storage.engine import Engine
-from storage.slot_map import FIRST_EPOCH
+from brokerhouse.protocol._batches import BatchHeader
+from brokerhouse.protocol.errors import KafkaError
+from brokerhouse.storage.engine import Engine
+from brokerhouse.storage.slot_map import FIRST_EPOCH
 
 _REFUSED_KEPT = 10_000
 

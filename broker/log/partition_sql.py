@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Protocol
 from uuid import UUID
 
-from broker.log.partition import PartitionLog
-from storage.engine import Parameter
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.storage.engine import Parameter
 
 IS_PARTITION = (
     "topic = {topic:String} AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from broker.log.partition import PartitionLog
-from broker.log.partition_sql import IS_PARTITION, log_parameters
-from broker.log.producer_states import ProducerRange
-from broker.log.producers import BATCHES_KEPT, SEQUENCES, ProducerEntry, recovered_range
-from protocol._batches import BatchHeader
-from sql.queries import query
-from storage.engine import Engine
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_sql import IS_PARTITION, log_parameters
+from brokerhouse.broker.log.producer_states import ProducerRange
+from brokerhouse.broker.log.producers import BATCHES_KEPT, SEQUENCES, ProducerEntry, recovered_range
+from brokerhouse.protocol._batches import BatchHeader
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Engine
 
 _CHECKPOINT = (
     "SELECT count(), max(forgot_producers) FROM partition_checkpoints"

@@ -19,16 +19,16 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from broker.log.mutations import MUTATION_SETTINGS, is_changing
-from broker.log.partition import PartitionLog
-from broker.log.partition_sql import IS_IN_RANGE, log_parameters
-from broker.log.producers import BATCHES_KEPT, SEQUENCES
-from broker.log.row_sources import RowLanes, RowSources
-from common.clock import HOUR_MS
-from sql.queries import query
-from storage.blocks import BOOL, DATETIME64_MS, INT16, INT32, INT64, UUIDS, Table
-from storage.engine import Engine
-from storage.row_lane import TableRows
+from brokerhouse.broker.log.mutations import MUTATION_SETTINGS, is_changing
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_sql import IS_IN_RANGE, log_parameters
+from brokerhouse.broker.log.producers import BATCHES_KEPT, SEQUENCES
+from brokerhouse.broker.log.row_sources import RowLanes, RowSources
+from brokerhouse.common.clock import HOUR_MS
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.blocks import BOOL, DATETIME64_MS, INT16, INT32, INT64, UUIDS, Table
+from brokerhouse.storage.engine import Engine
+from brokerhouse.storage.row_lane import TableRows
 
 PRODUCER_STATES = Table(
     "producer_states",

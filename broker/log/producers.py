@@ -26,8 +26,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from protocol._batches import BatchHeader
-from protocol.errors import InvalidProducerEpoch, OutOfOrderSequenceNumber, UnknownProducerId
+from brokerhouse.protocol._batches import BatchHeader
+from brokerhouse.protocol.errors import (
+    InvalidProducerEpoch,
+    OutOfOrderSequenceNumber,
+    UnknownProducerId,
+)
 
 BATCHES_KEPT = 5
 SEQUENCES = 1 << 31

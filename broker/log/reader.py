@@ -23,16 +23,16 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from broker.log.partition import PartitionLog
-from broker.log.partition_sql import IS_IN_RANGE, log_parameters
-from broker.log.row_sources import RowSources
-from broker.log.transaction_tables import stored_aborted
-from broker.log.transactions import AbortedTransaction
-from common.counted_lines import counted
-from common.timings import Timings
-from protocol._encode_batches import EncodedBatch, encode_batches
-from protocol.columns import READ_COLUMNS
-from storage.engine import EngineError, NativeBlock
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_sql import IS_IN_RANGE, log_parameters
+from brokerhouse.broker.log.row_sources import RowSources
+from brokerhouse.broker.log.transaction_tables import stored_aborted
+from brokerhouse.broker.log.transactions import AbortedTransaction
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.timings import Timings
+from brokerhouse.protocol._encode_batches import EncodedBatch, encode_batches
+from brokerhouse.protocol.columns import READ_COLUMNS
+from brokerhouse.storage.engine import EngineError, NativeBlock
 
 log = logging.getLogger(__name__)
 

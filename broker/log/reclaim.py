@@ -23,12 +23,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from broker.log.checkpoints import Key
-from broker.log.open_logs import OpenLogs
-from broker.log.sweep import log_starts_below
-from common.tasks import Outage, Periodic
-from storage.disk_reserve import DiskReserve
-from storage.engine import Engine, EngineError
+from brokerhouse.broker.log.checkpoints import Key
+from brokerhouse.broker.log.open_logs import OpenLogs
+from brokerhouse.broker.log.sweep import log_starts_below
+from brokerhouse.common.tasks import Outage, Periodic
+from brokerhouse.storage.disk_reserve import DiskReserve
+from brokerhouse.storage.engine import Engine, EngineError
 
 log = logging.getLogger(__name__)
 

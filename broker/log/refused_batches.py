@@ -22,11 +22,16 @@ from dataclasses import dataclass
 from typing import TypeAlias
 from uuid import UUID
 
-from broker.log.partition import PartitionLog
-from broker.log.producers import comes_after
-from common.counted_lines import counted
-from protocol._batches import BatchHeader
-from protocol.errors import KafkaError, KafkaStorageError, NotLeaderOrFollower, RequestTimedOut
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.producers import comes_after
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.protocol._batches import BatchHeader
+from brokerhouse.protocol.errors import (
+    KafkaError,
+    KafkaStorageError,
+    NotLeaderOrFollower,
+    RequestTimedOut,
+)
 
 log = logging.getLogger(__name__)
 

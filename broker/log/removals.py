@@ -30,17 +30,17 @@ from itertools import pairwise
 from typing import Protocol
 from uuid import UUID
 
-from broker.led_partitions import LedPartitions
-from broker.log.partition import PartitionLog
-from broker.log.producer_states import ProducerStates
-from broker.log.reader import ColdReader
-from broker.log.row_sources import RowSources
-from broker.topics.catalog import TopicCatalog
-from common.counted_lines import counted
-from common.tasks import Backoff, Periodic
-from protocol.errors import KafkaError, NotLeaderOrFollower
-from sql.queries import query
-from storage.engine import Engine, EngineError, Parameter, Row
+from brokerhouse.broker.led_partitions import LedPartitions
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.producer_states import ProducerStates
+from brokerhouse.broker.log.reader import ColdReader
+from brokerhouse.broker.log.row_sources import RowSources
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Backoff, Periodic
+from brokerhouse.protocol.errors import KafkaError, NotLeaderOrFollower
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Engine, EngineError, Parameter, Row
 
 log = logging.getLogger(__name__)
 

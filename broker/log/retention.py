@@ -25,17 +25,17 @@ from itertools import islice
 from typing import Protocol
 from uuid import UUID
 
-from broker.log.checkpoints import Key, read_checkpoints
-from broker.log.log_ends import is_scan_cheaper
-from broker.log.log_starts import LogStarts
-from broker.log.partition import PartitionLog
-from broker.log.partition_sql import readable_range
-from broker.log.row_sources import RowSources
-from common.counted_lines import counted
-from common.tasks import Periodic, in_turns
-from protocol.errors import KafkaError
-from sql.queries import query
-from storage.engine import Engine, EngineError
+from brokerhouse.broker.log.checkpoints import Key, read_checkpoints
+from brokerhouse.broker.log.log_ends import is_scan_cheaper
+from brokerhouse.broker.log.log_starts import LogStarts
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_sql import readable_range
+from brokerhouse.broker.log.row_sources import RowSources
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Periodic, in_turns
+from brokerhouse.protocol.errors import KafkaError
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Engine, EngineError
 
 log = logging.getLogger(__name__)
 

@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
 
-from common.clock import DAY_MS, MINUTE_MS, SECOND_MS
-from common.tasks import Periodic
-from sql.queries import query
-from storage.engine import Engine, EngineError
-from storage.schema_files import ROW_BYTES
+from brokerhouse.common.clock import DAY_MS, MINUTE_MS, SECOND_MS
+from brokerhouse.common.tasks import Periodic
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Engine, EngineError
+from brokerhouse.storage.schema_files import ROW_BYTES
 
 log = logging.getLogger(__name__)
 

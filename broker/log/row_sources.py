@@ -12,11 +12,11 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from broker.log.partition import PartitionLog
-from broker.log.partition_sql import IS_PARTITION, LogName, log_parameters
-from storage.engine import Engine, NativeBlock, Parameter
-from storage.journal import JournaledEngine
-from storage.row_lane import RowLane
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_sql import IS_PARTITION, LogName, log_parameters
+from brokerhouse.storage.engine import Engine, NativeBlock, Parameter
+from brokerhouse.storage.journal import JournaledEngine
+from brokerhouse.storage.row_lane import RowLane
 
 
 class LogReads(Protocol):

@@ -35,10 +35,10 @@ from itertools import islice
 from typing import TypeVar
 from uuid import UUID
 
-from broker.log.checkpoints import Key, read_checkpoints
-from common.clock import DAY_MS, HOUR_MS
-from sql.queries import query
-from storage.engine import Engine, Parameter
+from brokerhouse.broker.log.checkpoints import Key, read_checkpoints
+from brokerhouse.common.clock import DAY_MS, HOUR_MS
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Engine, Parameter
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from broker.settings.effective_configs import EffectiveTopicConfig
+from brokerhouse.broker.settings.effective_configs import EffectiveTopicConfig
 
 
 @dataclass(frozen=True)

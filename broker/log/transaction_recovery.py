@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 from uuid import UUID
 
-from broker.log.checkpoints import Key
-from broker.log.partition import PartitionLog
-from broker.log.transaction_tables import ended_rows
-from broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
-from storage.engine import Engine, Parameter
-from storage.row_lane import TableRows
+from brokerhouse.broker.log.checkpoints import Key
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.transaction_tables import ended_rows
+from brokerhouse.broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
+from brokerhouse.storage.engine import Engine, Parameter
+from brokerhouse.storage.row_lane import TableRows
 
 _VERSIONS = """
 SELECT topic_id, partition, max(version) FROM open_transaction_versions GROUP BY topic_id, partition

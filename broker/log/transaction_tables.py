@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from uuid import UUID
 
-from broker.log.mutations import MUTATION_SETTINGS, is_changing
-from broker.log.partition import PartitionLog
-from broker.log.partition_sql import IS_PARTITION, log_parameters
-from broker.log.transactions import AbortedTransaction, OpenTransaction
-from common.clock import DAY_MS, wall_ms
-from storage.blocks import BOOL, INT16, INT32, INT64, STRING, UINT64, UUIDS, Table
-from storage.engine import Engine
-from storage.row_lane import TableRows
+from brokerhouse.broker.log.mutations import MUTATION_SETTINGS, is_changing
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_sql import IS_PARTITION, log_parameters
+from brokerhouse.broker.log.transactions import AbortedTransaction, OpenTransaction
+from brokerhouse.common.clock import DAY_MS, wall_ms
+from brokerhouse.storage.blocks import BOOL, INT16, INT32, INT64, STRING, UINT64, UUIDS, Table
+from brokerhouse.storage.engine import Engine
+from brokerhouse.storage.row_lane import TableRows
 
 OPEN_TRANSACTIONS = Table(
     "open_transaction_versions",

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from uuid import uuid4
 
-from broker.log.fence import burn
-from broker.log.partition import PartitionLog
-from broker.log.partition_sql import IS_PARTITION, log_parameters
-from storage.engine import Engine
+from brokerhouse.broker.log.fence import burn
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_sql import IS_PARTITION, log_parameters
+from brokerhouse.storage.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,10 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from broker.cluster.session import OwnSession
-from broker.monitoring.families import counter, gauge
-from broker.slots.leadership import SlotLeadership
-from coordinator.slots import ServedSlots
+from brokerhouse.broker.cluster.session import OwnSession
+from brokerhouse.broker.monitoring.families import counter, gauge
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.coordinator.slots import ServedSlots
 
 
 class ShardState(Protocol):

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from broker.monitoring.families import Values, counter, gauge, histogram
-from common.tasks import Outage, cancel
-from sql.queries import query
-from storage.engine import Engine, EngineError, Row
-from storage.journal import JournaledEngine
-from storage.journal_drain import DrainStream
-from storage.journal_statements import LOG
+from brokerhouse.broker.monitoring.families import Values, counter, gauge, histogram
+from brokerhouse.common.tasks import Outage, cancel
+from brokerhouse.sql.queries import query
+from brokerhouse.storage.engine import Engine, EngineError, Row
+from brokerhouse.storage.journal import JournaledEngine
+from brokerhouse.storage.journal_drain import DrainStream
+from brokerhouse.storage.journal_statements import LOG
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from common.timings import Timings
+from brokerhouse.common.timings import Timings
 
 Values = Iterable[tuple[Sequence[str], float]]
 """Values of labels, and the number that belongs to them."""

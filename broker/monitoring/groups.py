@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from prometheus_client.core import Metric
 
-from broker.log.open_logs import OpenLogs
-from broker.monitoring.families import counter, gauge
-from common.tasks import PER_TURN
-from coordinator.coordinator import GroupCoordinator
-from coordinator.group_states import GroupState
+from brokerhouse.broker.log.open_logs import OpenLogs
+from brokerhouse.broker.monitoring.families import counter, gauge
+from brokerhouse.common.tasks import PER_TURN
+from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.coordinator.group_states import GroupState
 
 _GROUP_NAME_MAX = 255
 """Groups with longer names are left out: a client may use 32,767 bytes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from broker.node import BrokerRuntime
+from brokerhouse.broker.node import BrokerRuntime
 
 
 class Health:

@@ -9,13 +9,13 @@ from heapq import nsmallest
 
 from prometheus_client.core import Metric
 
-from broker.log.appender import Appender
-from broker.log.lane import Lane
-from broker.log.reader import ColdReader
-from broker.log.tail_cache import TailCache
-from broker.monitoring.families import counter, gauge, histogram
-from broker.topics.catalog import TopicCatalog
-from common.tasks import in_turns
+from brokerhouse.broker.log.appender import Appender
+from brokerhouse.broker.log.lane import Lane
+from brokerhouse.broker.log.reader import ColdReader
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.broker.monitoring.families import counter, gauge, histogram
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.common.tasks import in_turns
 
 _LANE = ("shard", "lane")
 

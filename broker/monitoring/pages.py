@@ -11,10 +11,10 @@ from collections.abc import Set
 
 from aiohttp import web
 
-from broker.monitoring.health import Health
-from broker.monitoring.scrape import Scraper
-from sql.http.errors import SqlError
-from sql.http.refuse_web_pages import refuse_other_sites, refuse_unknown_host
+from brokerhouse.broker.monitoring.health import Health
+from brokerhouse.broker.monitoring.scrape import Scraper
+from brokerhouse.sql.http.errors import SqlError
+from brokerhouse.sql.http.refuse_web_pages import refuse_other_sites, refuse_unknown_host
 
 _HELP = (
     "There is nothing here: /metrics is for Prometheus, /live and /ready are for health checks."

@@ -13,10 +13,10 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from broker.monitoring.families import gauge, histogram
-from broker.node import Broker
-from common.tasks import Periodic
-from common.timings import Timings
+from brokerhouse.broker.monitoring.families import gauge, histogram
+from brokerhouse.broker.node import Broker
+from brokerhouse.common.tasks import Periodic
+from brokerhouse.common.timings import Timings
 
 _LOOK_EVERY_S = 0.1
 _DELAYS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)

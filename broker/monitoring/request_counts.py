@@ -9,8 +9,8 @@ from collections import Counter
 from functools import cache
 from typing import Any, NamedTuple
 
-from common.timings import Timings
-from protocol.versions import ApiKey
+from brokerhouse.common.timings import Timings
+from brokerhouse.protocol.versions import ApiKey
 
 CLOSED = 0
 """Instead of an error code: the connection was closed, as there was no other way to tell."""

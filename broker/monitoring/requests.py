@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
-from broker.monitoring.families import counter, gauge, histogram
-from broker.monitoring.request_counts import CLOSED
-from broker.net.connection import Connections
-from broker.node import Broker
-from protocol.errors import error_name
+from brokerhouse.broker.monitoring.families import counter, gauge, histogram
+from brokerhouse.broker.monitoring.request_counts import CLOSED
+from brokerhouse.broker.net.connection import Connections
+from brokerhouse.broker.node import Broker
+from brokerhouse.protocol.errors import error_name
 
 _API = ("api",)
 _CLOSED = "CONNECTION_CLOSED"

@@ -14,7 +14,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from broker.monitoring.families import MetricSource
+from brokerhouse.broker.monitoring.families import MetricSource
 
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 

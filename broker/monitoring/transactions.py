@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import Metric
 
-from broker.monitoring.families import gauge
-from common.clock import wall_ms
-from coordinator.transaction_states import TransactionState
-from coordinator.transactions import TransactionCoordinator
+from brokerhouse.broker.monitoring.families import gauge
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.coordinator.transaction_states import TransactionState
+from brokerhouse.coordinator.transactions import TransactionCoordinator
 
 
 class TransactionMetrics:

@@ -30,20 +30,20 @@ from typing import NamedTuple, TypeAlias, cast
 
 from kafka.protocol.api_message import ApiMessage
 
-from broker.api import APIS
-from broker.api.api_versions import unsupported_api_versions
-from broker.api.context import Api, CloseConnection, RequestContext
-from broker.memory import is_tiny
-from broker.monitoring.request_counts import ApiCounts
-from broker.net.named_addresses import DEFAULT_LISTENER
-from broker.net.sending import Outgoing, Piece, RecentCost, SlowClients, Turns
-from broker.node import Broker
-from common.address import client_network
-from common.counted_lines import counted
-from protocol._frames import FrameError, FrameReader
-from protocol.codec import MalformedRequest, Request, decode_request, encode_response
-from protocol.errors import KafkaError, UnknownServerError
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.broker.api.api_versions import unsupported_api_versions
+from brokerhouse.broker.api.context import Api, CloseConnection, RequestContext
+from brokerhouse.broker.memory import is_tiny
+from brokerhouse.broker.monitoring.request_counts import ApiCounts
+from brokerhouse.broker.net.named_addresses import DEFAULT_LISTENER
+from brokerhouse.broker.net.sending import Outgoing, Piece, RecentCost, SlowClients, Turns
+from brokerhouse.broker.node import Broker
+from brokerhouse.common.address import client_network
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.protocol._frames import FrameError, FrameReader
+from brokerhouse.protocol.codec import MalformedRequest, Request, decode_request, encode_response
+from brokerhouse.protocol.errors import KafkaError, UnknownServerError
+from brokerhouse.protocol.versions import ApiKey
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from broker.leadership import BrokerEndpoint
-from broker.net.connection import Connection, Connections
-from broker.net.named_addresses import DEFAULT_LISTENER, NamedAddress
-from broker.settings.config import Settings
-from broker.start_error import StartError
-from common.address import is_wildcard
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.net.connection import Connection, Connections
+from brokerhouse.broker.net.named_addresses import DEFAULT_LISTENER, NamedAddress
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.start_error import StartError
+from brokerhouse.common.address import is_wildcard
 
 _BACKLOG = 1024
 

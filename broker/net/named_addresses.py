@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from common.address import Address, parse_address
+from brokerhouse.common.address import Address, parse_address
 
 DEFAULT_LISTENER = "PLAINTEXT"
 _NAME = re.compile(r"[A-Z0-9._-]{1,64}")

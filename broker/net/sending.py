@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import NamedTuple, Protocol
 
-from broker.memory import ResponseMemory
-from common.counted_lines import counted
+from brokerhouse.broker.memory import ResponseMemory
+from brokerhouse.common.counted_lines import counted
 
 _CROWD = 16
 _LONGEST_REST_S = 0.05

@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 
-from broker.log.partition import PartitionLog
-from broker.log.tail_cache import CachedBatch, PartitionTail
-from broker.log.topic import Topic
-from broker.offsets_topic.records import group_record, offset_record
-from common.clock import wall_ms
-from common.tasks import in_turns
-from coordinator.coordinator import GroupCoordinator
-from protocol.plain_batches import PlainRecord, plain_batch
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.tail_cache import CachedBatch, PartitionTail
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.offsets_topic.records import group_record, offset_record
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.common.tasks import in_turns
+from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.protocol.plain_batches import PlainRecord, plain_batch
 
 _PER_BATCH = 200
 _GROUPS_PER_TURN = 1000

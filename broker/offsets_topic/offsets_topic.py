@@ -6,22 +6,22 @@ import asyncio
 import time
 from uuid import UUID
 
-from broker.log.partition import PartitionLog
-from broker.log.topic import Topic
-from broker.offsets_topic.offsets_log import OffsetsLog
-from broker.offsets_topic.records import group_record, offset_record
-from broker.settings.config import Settings
-from broker.settings.effective_configs import effective
-from broker.slots.groups import SlotGroups
-from common.clock import wall_ms
-from coordinator.messages import (
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.offsets_topic.offsets_log import OffsetsLog
+from brokerhouse.broker.offsets_topic.records import group_record, offset_record
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.settings.effective_configs import effective
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.coordinator.messages import (
     OFFSETS_TOPIC,
     OFFSETS_TOPIC_ID,
     CommittedOffset,
     GroupRecord,
     TopicPartition,
 )
-from protocol.errors import (
+from brokerhouse.protocol.errors import (
     CoordinatorLoadInProgress,
     KafkaError,
     NotCoordinator,

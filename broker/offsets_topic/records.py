@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import struct
 
-from coordinator.group_states import GroupState
-from coordinator.messages import CommittedOffset, GroupRecord, MemberRecord, TopicPartition
-from protocol.plain_batches import PlainRecord
-from protocol.varints import string
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.messages import (
+    CommittedOffset,
+    GroupRecord,
+    MemberRecord,
+    TopicPartition,
+)
+from brokerhouse.protocol.plain_batches import PlainRecord
+from brokerhouse.protocol.varints import string
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from protocol.errors import InvalidRequest, KafkaStorageError
-from storage.registry import Registry
-from storage.registry_values import object_of, text_of
+from brokerhouse.protocol.errors import InvalidRequest, KafkaStorageError
+from brokerhouse.storage.registry import Registry
+from brokerhouse.storage.registry_values import object_of, text_of
 
 KEY_MAX_BYTES = 4096
 _ATTEMPTS = 10

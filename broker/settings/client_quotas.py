@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
 
-from broker.settings.admin_store import AdminStore, Object
-from protocol.errors import InvalidRequest, UnsupportedVersion
-from storage.registry_values import text_of
+from brokerhouse.broker.settings.admin_store import AdminStore, Object
+from brokerhouse.protocol.errors import InvalidRequest, UnsupportedVersion
+from brokerhouse.storage.registry_values import text_of
 
 _PREFIX = "quota/"
 USER, CLIENT_ID, IP = "user", "client-id", "ip"

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic.fields import FieldInfo
 
-from broker.net.named_addresses import NamedAddress, listeners_text, parse_listeners
-from common.address import Address, parse_address
-from common.process import memory_bytes
-from sql.http.settings import SqlLimits, SqlQueue, SqlSettings
-from storage.engine import PeopleBounds
+from brokerhouse.broker.net.named_addresses import NamedAddress, listeners_text, parse_listeners
+from brokerhouse.common.address import Address, parse_address
+from brokerhouse.common.process import memory_bytes
+from brokerhouse.sql.http.settings import SqlLimits, SqlQueue, SqlSettings
+from brokerhouse.storage.engine import PeopleBounds
 
 # For its first model Pydantic would look for plugins in every package that is installed: 0.01 s.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

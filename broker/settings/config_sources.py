@@ -16,8 +16,8 @@ from typing import Any
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
-from broker.settings.config import ConfigError, Settings, as_text, unit
-from common.environment import BOOTSTRAP_VARIABLE, ENV_PREFIX
+from brokerhouse.broker.settings.config import ConfigError, Settings, as_text, unit
+from brokerhouse.common.environment import BOOTSTRAP_VARIABLE, ENV_PREFIX
 
 CONFIG_FILE_ENV = ENV_PREFIX + "CONFIG"
 """Names the TOML file when there is no flag `--config`."""

@@ -13,12 +13,12 @@ from types import MappingProxyType
 
 from pydantic import ValidationError
 
-from broker.settings.config import Settings, as_text
-from broker.settings.config_sources import advice
-from broker.settings.kafka_configs import KAFKA_CONFIGS
-from broker.settings.stored_configs import ALL_BROKERS, BROKER, Configs, StoredConfigs
-from protocol.errors import InvalidConfig, InvalidRequest
-from storage.config_definitions import ConfigDefinition
+from brokerhouse.broker.settings.config import Settings, as_text
+from brokerhouse.broker.settings.config_sources import advice
+from brokerhouse.broker.settings.kafka_configs import KAFKA_CONFIGS
+from brokerhouse.broker.settings.stored_configs import ALL_BROKERS, BROKER, Configs, StoredConfigs
+from brokerhouse.protocol.errors import InvalidConfig, InvalidRequest
+from brokerhouse.storage.config_definitions import ConfigDefinition
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from broker.settings.config import Settings
-from storage.config_definitions import ConfigDefinition, Value
-from storage.topic_configs import TOPIC_CONFIGS
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.storage.config_definitions import ConfigDefinition, Value
+from brokerhouse.storage.topic_configs import TOPIC_CONFIGS
 
 
 def default_text(config: ConfigDefinition, settings: Settings) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from storage.config_definitions import (
+from brokerhouse.storage.config_definitions import (
     ConfigDefinition,
     ConfigType,
     Rule,
@@ -32,7 +32,7 @@ from storage.config_definitions import (
     config,
     one_of,
 )
-from storage.topic_configs import TOPIC_CONFIGS
+from brokerhouse.storage.topic_configs import TOPIC_CONFIGS
 
 _FILE = Path(__file__).with_name("kafka_configs.tsv")
 _NONE = r"\N"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from storage.config_definitions import (
+from brokerhouse.storage.config_definitions import (
     ConfigDefinition,
     ConfigType,
     Rule,

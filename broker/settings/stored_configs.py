@@ -12,10 +12,10 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
-from broker.settings.admin_store import AdminStore
-from common.tasks import Outage, Periodic
-from storage.engine import EngineError
-from storage.registry import LOOK_ANYWAY_S, Registry, announce
+from brokerhouse.broker.settings.admin_store import AdminStore
+from brokerhouse.common.tasks import Outage, Periodic
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import LOOK_ANYWAY_S, Registry, announce
 
 log = logging.getLogger(__name__)
 

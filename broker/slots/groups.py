@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping
 
-from broker.log.block import Sender
-from broker.transactions.transaction_markers import Marker
-from coordinator.coordinator import GroupCoordinator
-from coordinator.messages import OFFSETS_TOPIC, GroupRecord
-from coordinator.slots import ServedSlots
-from protocol.errors import KafkaError, RequestTimedOut, UnknownTopicOrPartition
+from brokerhouse.broker.log.block import Sender
+from brokerhouse.broker.transactions.transaction_markers import Marker
+from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.coordinator.messages import OFFSETS_TOPIC, GroupRecord
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.protocol.errors import KafkaError, RequestTimedOut, UnknownTopicOrPartition
 
 
 class SlotGroups:

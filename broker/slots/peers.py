@@ -19,8 +19,8 @@ from typing import Any
 
 from kafka.protocol.api_message import ApiMessage
 
-from broker.leadership import BrokerEndpoint
-from protocol.errors import RequestTimedOut
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.protocol.errors import RequestTimedOut
 
 _TIMEOUT_S = 5.0
 _AT_ONCE = 32

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
 
-from broker.from_settings import append_limits, group_coordinator
-from broker.log.appender import Appender
-from broker.log.decompression import Decompressions
-from broker.log.rollup import CountedMinutes
-from broker.log.row_sources import ShardRows
-from broker.log.tail_cache import TailCache
-from broker.log.write_lease import WriteLease, WritingSession
-from broker.settings.config import Settings
-from broker.topics.topic_store import TopicShard
-from common.clock import wall_ms
-from coordinator.slots import Duties, ServedSlots
-from storage.engine import Engine, EngineError
-from storage.row_lane import RowLane
+from brokerhouse.broker.from_settings import append_limits, group_coordinator
+from brokerhouse.broker.log.appender import Appender
+from brokerhouse.broker.log.decompression import Decompressions
+from brokerhouse.broker.log.rollup import CountedMinutes
+from brokerhouse.broker.log.row_sources import ShardRows
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.broker.log.write_lease import WriteLease, WritingSession
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.topics.topic_store import TopicShard
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.coordinator.slots import Duties, ServedSlots
+from brokerhouse.storage.engine import Engine, EngineError
+from brokerhouse.storage.row_lane import RowLane
 
 
 class ShardEngine(Engine, Protocol):

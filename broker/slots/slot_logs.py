@@ -18,26 +18,26 @@ import logging
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from broker.log.block import PendingAppend
-from broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
-from broker.log.epoch_table import begin_epochs, first_epochs
-from broker.log.log_ends import log_ends
-from broker.log.open_logs import OpenLogs, Partition
-from broker.log.partition import PartitionLog
-from broker.log.row_sources import RowSource, source_of_offset
-from broker.log.topic import Topic
-from broker.log.transaction_recovery import recover_transactions
-from broker.log.transaction_tables import begun_rows
-from broker.log.write_lease import AWAY_AFTER_MS
-from broker.slots.shard_host import ShardHost, ShardHosts
-from broker.transactions.producer_ids import ProducerIds
-from common.counted_lines import counted
-from common.tasks import in_turns
-from coordinator.slots import ServedSlots
-from protocol.errors import NotLeaderOrFollower
-from storage.engine import Engine, EngineError
-from storage.row_lane import RowLane, TableRows
-from storage.slot_map import FIRST_EPOCH, Slot
+from brokerhouse.broker.log.block import PendingAppend
+from brokerhouse.broker.log.checkpoints import CHECKPOINTS, Key, read_checkpoints
+from brokerhouse.broker.log.epoch_table import begin_epochs, first_epochs
+from brokerhouse.broker.log.log_ends import log_ends
+from brokerhouse.broker.log.open_logs import OpenLogs, Partition
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.row_sources import RowSource, source_of_offset
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.log.transaction_recovery import recover_transactions
+from brokerhouse.broker.log.transaction_tables import begun_rows
+from brokerhouse.broker.log.write_lease import AWAY_AFTER_MS
+from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
+from brokerhouse.broker.transactions.producer_ids import ProducerIds
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import in_turns
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.protocol.errors import NotLeaderOrFollower
+from brokerhouse.storage.engine import Engine, EngineError
+from brokerhouse.storage.row_lane import RowLane, TableRows
+from brokerhouse.storage.slot_map import FIRST_EPOCH, Slot
 
 log = logging.getLogger(__name__)
 

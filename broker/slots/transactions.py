@@ -21,18 +21,18 @@ from kafka.protocol.producer import (
     WriteTxnMarkersResponse,
 )
 
-from broker.leadership import BrokerEndpoint
-from broker.slots.groups import SlotGroups
-from broker.slots.leadership import SlotLeadership
-from broker.slots.peers import Peers
-from broker.topics.catalog import TopicCatalog
-from broker.transactions.transaction_markers import Marker, MarkerWriter
-from common.clock import wall_ms
-from coordinator.messages import OFFSETS_TOPIC
-from coordinator.slots import ServedSlots
-from coordinator.transaction_states import Member, Producer, Transaction, offsets_member
-from coordinator.transactions import TransactionCoordinator
-from protocol.errors import (
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.broker.slots.peers import Peers
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.broker.transactions.transaction_markers import Marker, MarkerWriter
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.coordinator.messages import OFFSETS_TOPIC
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.transaction_states import Member, Producer, Transaction, offsets_member
+from brokerhouse.coordinator.transactions import TransactionCoordinator
+from brokerhouse.protocol.errors import (
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
     KafkaError,

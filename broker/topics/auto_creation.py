@@ -13,11 +13,11 @@ import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 
-from broker.topics.catalog import MAX_NEW_PARTITIONS, NewTopic, Outcome, TopicCatalog
-from common.counted_lines import counted
-from common.tasks import cancel
-from protocol.errors import KafkaError
-from storage.engine import EngineError
+from brokerhouse.broker.topics.catalog import MAX_NEW_PARTITIONS, NewTopic, Outcome, TopicCatalog
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import cancel
+from brokerhouse.protocol.errors import KafkaError
+from brokerhouse.storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 

@@ -24,13 +24,13 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 from uuid import UUID, uuid4
 
-from broker.log.open_logs import OpenLogs, Partition
-from broker.log.topic import Topic
-from broker.settings.config import Settings
-from broker.settings.effective_configs import effective
-from broker.topics import topic_names
-from broker.topics.known_topics import collision
-from broker.topics.topic_store import (
+from brokerhouse.broker.log.open_logs import OpenLogs, Partition
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.settings.effective_configs import effective
+from brokerhouse.broker.topics import topic_names
+from brokerhouse.broker.topics.known_topics import collision
+from brokerhouse.broker.topics.topic_store import (
     ChangedElsewhere,
     Refusals,
     TopicShard,
@@ -38,17 +38,17 @@ from broker.topics.topic_store import (
     TopicStore,
     after,
 )
-from broker.topics.watched_topics import WatchedTopics
-from common.counted_lines import counted
-from common.tasks import in_turns
-from protocol.errors import (
+from brokerhouse.broker.topics.watched_topics import WatchedTopics
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import in_turns
+from brokerhouse.protocol.errors import (
     InvalidPartitions,
     KafkaError,
     KafkaStorageError,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
-from storage.engine import EngineError
+from brokerhouse.storage.engine import EngineError
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from broker.leadership import Leader
-from broker.log.topic import Topic
+from brokerhouse.broker.leadership import Leader
+from brokerhouse.broker.log.topic import Topic
 
 _MAX_BYTES = 16 << 20
 

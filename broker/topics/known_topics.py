@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from broker.log.topic import Topic
-from broker.topics import topic_names
-from protocol.errors import InvalidTopic, TopicAlreadyExists
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.topics import topic_names
+from brokerhouse.protocol.errors import InvalidTopic, TopicAlreadyExists
 
 
 class KnownTopics:

@@ -12,12 +12,12 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from uuid import UUID
 
-from broker.log.topic import Topic
-from broker.topics.topic_store import TopicShard, TopicStore
-from broker.topics.watched_topics import WatchedTopics
-from common.counted_lines import counted
-from common.tasks import Outage, Periodic, event_within
-from storage.engine import Engine, EngineError
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.topics.topic_store import TopicShard, TopicStore
+from brokerhouse.broker.topics.watched_topics import WatchedTopics
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Outage, Periodic, event_within
+from brokerhouse.storage.engine import Engine, EngineError
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 import re
 
-from protocol.errors import InvalidTopic
+from brokerhouse.protocol.errors import InvalidTopic
 
 MAX_LENGTH = 249
 """Kafka's limit: it names directories after topics."""

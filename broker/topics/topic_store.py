@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 from uuid import UUID
 
-from broker.log.topic import Topic
-from broker.settings.config import Settings
-from broker.settings.effective_configs import effective
-from protocol.errors import KafkaError
-from storage.disk_reserve import NOT_ENOUGH_SPACE, DiskReserve
-from storage.engine import Engine, EngineError
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.settings.effective_configs import effective
+from brokerhouse.protocol.errors import KafkaError
+from brokerhouse.storage.disk_reserve import NOT_ENOUGH_SPACE, DiskReserve
+from brokerhouse.storage.engine import Engine, EngineError
 
 TopicState = Literal["live", "deleting", "deleted"]
 """Of a row in `topic_versions`: `deleting` until the rows of the topic are removed."""

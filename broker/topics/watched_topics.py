@@ -15,16 +15,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from uuid import UUID
 
-from broker.log.open_logs import OpenLogs
-from broker.log.topic import Topic
-from broker.settings.config import Settings
-from broker.settings.effective_configs import effective
-from broker.topics.known_topics import KnownTopics
-from broker.topics.topic_store import StoredTopics, TopicShard, TopicStore
-from common.counted_lines import counted
-from common.tasks import Outage, Periodic, cancel, event_within
-from storage.engine import EngineError
-from storage.registry import LOOK_ANYWAY_S
+from brokerhouse.broker.log.open_logs import OpenLogs
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.settings.effective_configs import effective
+from brokerhouse.broker.topics.known_topics import KnownTopics
+from brokerhouse.broker.topics.topic_store import StoredTopics, TopicShard, TopicStore
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Outage, Periodic, cancel, event_within
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import LOOK_ANYWAY_S
 
 log = logging.getLogger(__name__)
 

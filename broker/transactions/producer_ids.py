@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from storage.registry import Registry
+from brokerhouse.storage.registry import Registry
 
 _KEY = "next_producer_id"
 _BLOCK = 1000  # as Kafka's AllocateProducerIds

@@ -17,12 +17,12 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from functools import partial
 from typing import TypeVar
 
-from broker.log.partition import PartitionLog
-from broker.slots.transactions import CoordinatorCalls
-from coordinator.pending_offsets import PendingOffsets
-from coordinator.transaction_states import Member, Producer
-from protocol._batches import BatchHeader
-from protocol.errors import (
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.slots.transactions import CoordinatorCalls
+from brokerhouse.coordinator.pending_offsets import PendingOffsets
+from brokerhouse.coordinator.transaction_states import Member, Producer
+from brokerhouse.protocol._batches import BatchHeader
+from brokerhouse.protocol.errors import (
     ConcurrentTransactions,
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,

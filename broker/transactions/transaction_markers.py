@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from broker.log.block import Appended, Appending, Outcome, PendingMarker, Sender
-from broker.log.partition import PartitionLog
-from broker.log.row_sources import RowLanes
-from broker.log.transaction_tables import ended_rows
-from common.clock import wall_ms
-from coordinator.transaction_states import Producer
-from protocol._batches import parse_headers
-from protocol.control_batches import control_batch
+from brokerhouse.broker.log.block import Appended, Appending, Outcome, PendingMarker, Sender
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.row_sources import RowLanes
+from brokerhouse.broker.log.transaction_tables import ended_rows
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol._batches import parse_headers
+from brokerhouse.protocol.control_batches import control_batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from uuid import UUID
 
 from fastavro.read import LOGICAL_READERS
 
-from feeds.decoding.calendar import day_text, moment_text, time_text
+from brokerhouse.feeds.decoding.calendar import day_text, moment_text, time_text
 
 Read = Callable[..., Any]
 """Called with the value, the writer's schema and the reader's schema, which is None."""

@@ -6,8 +6,8 @@ import asyncio
 import json
 import sys
 
-from feeds.decoding.requests import DecodeAnswer, DecodeRequest
-from storage.engine import EngineError
+from brokerhouse.feeds.decoding.requests import DecodeAnswer, DecodeRequest
+from brokerhouse.storage.engine import EngineError
 
 _LIMIT_S = 300.0
 
@@ -59,7 +59,7 @@ class ValueDecoder:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "feeds.decoding.worker",
+                "brokerhouse.feeds.decoding.worker",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,  # an interrupt from the terminal is for the broker

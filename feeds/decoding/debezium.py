@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from feeds.decoding.calendar import DAY_S, clock, day_of, fraction, time_text
+from brokerhouse.feeds.decoding.calendar import DAY_S, clock, day_of, fraction, time_text
 
 PACKED = (
     "concat(reinterpretAsFixedString(toInt32(ifNull(length(key), -1))), ifNull(key, ''),"

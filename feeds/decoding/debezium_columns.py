@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from feeds.decoding.debezium import MessageReader
-from feeds.definition import BLOCK_COLUMN, METADATA_COLUMNS
-from feeds.inference import InferredColumn
-from feeds.paths import path_as_text
-from feeds.tables import DELETED_COLUMN
+from brokerhouse.feeds.decoding.debezium import MessageReader
+from brokerhouse.feeds.definition import BLOCK_COLUMN, METADATA_COLUMNS
+from brokerhouse.feeds.inference import InferredColumn
+from brokerhouse.feeds.paths import path_as_text
+from brokerhouse.feeds.tables import DELETED_COLUMN
 
 _NOT_FIELDS = METADATA_COLUMNS | {BLOCK_COLUMN, DELETED_COLUMN}
 _DECIMAL_DIGITS = 76

@@ -12,11 +12,11 @@ from typing import Any
 import fastavro
 import msgpack
 
-from feeds.decoding import avro_values
-from feeds.decoding.calendar import moment_text
-from feeds.decoding.debezium import Debezium
-from feeds.decoding.protobuf import ProtobufSchema
-from feeds.decoding.registry import Schema, SchemaRegistry
+from brokerhouse.feeds.decoding import avro_values
+from brokerhouse.feeds.decoding.calendar import moment_text
+from brokerhouse.feeds.decoding.debezium import Debezium
+from brokerhouse.feeds.decoding.protobuf import ProtobufSchema
+from brokerhouse.feeds.decoding.registry import Schema, SchemaRegistry
 
 Rows = list[Any]
 Decode = Callable[[bytes], Rows]

@@ -1,4 +1,4 @@
-"""The process that decodes: `python -m feeds.decoding.worker`.
+"""The process that decodes: `python -m brokerhouse.feeds.decoding.worker`.
 
 Each line of its input is a `DecodeRequest` as JSON; it answers each with a line, a `DecodeAnswer`
 as JSON (requests.py). It ends with its input.
@@ -16,14 +16,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from feeds.decoding.debezium import Debezium
-from feeds.decoding.debezium_columns import columns_of_fields
-from feeds.decoding.formats import Decode, as_json, decoder
-from feeds.decoding.registry import RegistryUnavailable, SchemaRegistry
-from feeds.decoding.requests import DecodeAnswer, DecodeRequest, records
-from feeds.definition import Format
-from feeds.inference import InferredColumn, field_columns
-from feeds.values.layout import RowLayout, column_from_list
+from brokerhouse.feeds.decoding.debezium import Debezium
+from brokerhouse.feeds.decoding.debezium_columns import columns_of_fields
+from brokerhouse.feeds.decoding.formats import Decode, as_json, decoder
+from brokerhouse.feeds.decoding.registry import RegistryUnavailable, SchemaRegistry
+from brokerhouse.feeds.decoding.requests import DecodeAnswer, DecodeRequest, records
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.inference import InferredColumn, field_columns
+from brokerhouse.feeds.values.layout import RowLayout, column_from_list
 
 MEMORY_BYTES = 2 << 30
 """A value of a few bytes can claim to be an array of 2^60 items."""

@@ -11,7 +11,7 @@
 
 from libc.stdint cimport int64_t
 
-from feeds.values._numbers cimport is_digit
+from brokerhouse.feeds.values._numbers cimport is_digit
 
 cdef struct Moment:
     int year, month, day

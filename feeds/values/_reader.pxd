@@ -3,7 +3,7 @@
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from feeds.values._plan cimport Table, Value
+from brokerhouse.feeds.values._plan cimport Table, Value
 
 cdef enum:
     DEPTH_MAX = 500

@@ -9,8 +9,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcmp, memcpy
 
-from feeds.values._numbers cimport is_digit
-from feeds.values._plan cimport (
+from brokerhouse.feeds.values._numbers cimport is_digit
+from brokerhouse.feeds.values._plan cimport (
     ARRAY, FALSE_VALUE, FIELD, MISSING, NULL_VALUE, NUMBER, OBJECT, STRING, TRUE_VALUE, Field, Table,
     Value, find, free_table, new_table,
 )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from feeds.values.plan import ScanNode
+from brokerhouse.feeds.values.plan import ScanNode
 
 Fields = Mapping[str, tuple[int, "Fields | None"]]
 

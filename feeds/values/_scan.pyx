@@ -13,18 +13,18 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memcmp, memcpy
 
-from feeds.values._moments cimport Moment, days_since_1970, parse_moment
-from feeds.values._numbers cimport (
+from brokerhouse.feeds.values._moments cimport Moment, days_since_1970, parse_moment
+from brokerhouse.feeds.values._numbers cimport (
     PLAIN_MAX, Number, fit_double, fit_float, is_digit, parse_double, parse_number, plain_text,
     scaled, whole_number,
 )
-from feeds.values._plan cimport (
+from brokerhouse.feeds.values._plan cimport (
     ARRAY, ARRAYS, BOOLS, FALSE_VALUE, FIELD, MISSING, NULL_VALUE, NUMBER, NUMBERS, OBJECT, OBJECTS,
     OP_ARRAY, OP_BOOL, OP_DAYS, OP_DECIMAL, OP_FIXED, OP_FLOAT32, OP_FLOAT64, OP_INT, OP_MAP,
     OP_MOMENT, OP_OPTIONAL, OP_RAW, OP_TEXT, OP_TUPLE, OP_UINT, OP_VARIANT, STRING, STRINGS,
     TRUE_VALUE, UNIT_DAYS, Node, Value, free_node, new_node,
 )
-from feeds.values._reader cimport ERROR_BYTES, ValueReader
+from brokerhouse.feeds.values._reader cimport ERROR_BYTES, ValueReader
 
 cdef int64_t LAST_SECOND_IN_NS = 9223372036
 

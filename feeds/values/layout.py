@@ -16,17 +16,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from feeds.definition import METADATA_COLUMNS, Format
-from feeds.paths import Path
-from feeds.values._scan import RowScanner
-from feeds.values.plan import (
+from brokerhouse.feeds.definition import METADATA_COLUMNS, Format
+from brokerhouse.feeds.paths import Path
+from brokerhouse.feeds.values._scan import RowScanner
+from brokerhouse.feeds.values.plan import (
     Conversion,
     ScanNode,
     TimeSettings,
     conversion,
 )
-from feeds.values.types import parse_type
-from storage.parameters import literal, quoted
+from brokerhouse.feeds.values.types import parse_type
+from brokerhouse.storage.parameters import literal, quoted
 
 SHOWN_CHARACTERS = 100
 

@@ -27,8 +27,8 @@ from dataclasses import dataclass, field
 from datetime import date
 from enum import IntFlag
 
-from feeds.values.types import ColumnType, parse_type
-from storage.parameters import literal
+from brokerhouse.feeds.values.types import ColumnType, parse_type
+from brokerhouse.storage.parameters import literal
 
 UNITS: Mapping[str, int] = {"days": 100, "s": 0, "ms": 3, "us": 6, "ns": 9}
 """Of numbers that are moments; as the scanner knows them."""

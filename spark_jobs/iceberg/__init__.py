@@ -11,10 +11,10 @@
 Built to the design of Iceberg's sink for Kafka Connect; docs/iceberg.md says what differs.
 """
 
-from spark_jobs.session import SparkMissing
+from brokerhouse.spark_jobs.session import SparkMissing
 
 try:
-    from spark_jobs.iceberg.job import command
+    from brokerhouse.spark_jobs.iceberg.job import command
 except ModuleNotFoundError as error:
     raise SparkMissing(f"{error.name} is missing: pip install 'brokerhouse[iceberg]'") from error
 

@@ -13,7 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_jobs.iceberg.events import BeginCommit, DataComplete, DataFiles, Event, WrittenFile
+from brokerhouse.spark_jobs.iceberg.events import (
+    BeginCommit,
+    DataComplete,
+    DataFiles,
+    Event,
+    WrittenFile,
+)
 
 Partition = tuple[str, int]
 

@@ -9,8 +9,8 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from spark_jobs.iceberg.commits import Place
-from spark_jobs.iceberg.events import Event, MalformedEvent, decoded
+from brokerhouse.spark_jobs.iceberg.commits import Place
+from brokerhouse.spark_jobs.iceberg.events import Event, MalformedEvent, decoded
 
 ANSWER_LIMIT_S = 30.0
 _BATCH = 500

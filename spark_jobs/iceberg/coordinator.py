@@ -17,11 +17,15 @@ from confluent_kafka import Producer
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 
-from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.commits import CommitBuffer
-from spark_jobs.iceberg.control_topic import ANSWER_LIMIT_S, ControlReader, client_options
-from spark_jobs.iceberg.events import CommitComplete, Event, TableCommitted, encoded
-from spark_jobs.iceberg.settings import SinkSettings
+from brokerhouse.spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg.commits import CommitBuffer
+from brokerhouse.spark_jobs.iceberg.control_topic import (
+    ANSWER_LIMIT_S,
+    ControlReader,
+    client_options,
+)
+from brokerhouse.spark_jobs.iceberg.events import CommitComplete, Event, TableCommitted, encoded
+from brokerhouse.spark_jobs.iceberg.settings import SinkSettings
 
 COMMIT_ID = "brokerhouse.commit-id"
 VALID_THROUGH = "brokerhouse.valid-through-ts"

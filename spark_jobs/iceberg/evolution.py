@@ -17,13 +17,20 @@ from pyiceberg.types import (
     StructType,
 )
 
-from spark_jobs.iceberg.rows import (
+from brokerhouse.spark_jobs.iceberg.rows import (
     FieldNames,
     Row,
     field_names,
     names_of,
 )
-from spark_jobs.iceberg.scalars import INT_MAX, LONG_MAX, UNFIT, Convert, fit_double, fit_float
+from brokerhouse.spark_jobs.iceberg.scalars import (
+    INT_MAX,
+    LONG_MAX,
+    UNFIT,
+    Convert,
+    fit_double,
+    fit_float,
+)
 
 _DEPTH_MAX = 50
 """Of nested fields of new columns; PyIceberg's visitors call themselves several times for each."""

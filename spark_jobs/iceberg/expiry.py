@@ -23,9 +23,9 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.update import AssertRefSnapshotId, RemoveSnapshotsUpdate
 
-from spark_jobs.iceberg.coordinator import OFFSETS, VALID_THROUGH
-from spark_jobs.iceberg.replacing import ReplaceFiles
-from spark_jobs.iceberg.table_files import (
+from brokerhouse.spark_jobs.iceberg.coordinator import OFFSETS, VALID_THROUGH
+from brokerhouse.spark_jobs.iceberg.replacing import ReplaceFiles
+from brokerhouse.spark_jobs.iceberg.table_files import (
     Sizes,
     ancestors,
     files_in,

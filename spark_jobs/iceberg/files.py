@@ -21,11 +21,11 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import DoubleType, FloatType
 
-from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.events import WrittenFile
-from spark_jobs.iceberg.evolution import Evolution
-from spark_jobs.iceberg.rows import DoesNotFit, Row, RowFitter
-from spark_jobs.iceberg.settings import RowOperation, RowOperations, SinkTables
+from brokerhouse.spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg.events import WrittenFile
+from brokerhouse.spark_jobs.iceberg.evolution import Evolution
+from brokerhouse.spark_jobs.iceberg.rows import DoesNotFit, Row, RowFitter
+from brokerhouse.spark_jobs.iceberg.settings import RowOperation, RowOperations, SinkTables
 
 _FILE_BYTES = 128 << 20
 """Of Arrow, at most, before a file is written, so that memory is bounded."""

@@ -27,23 +27,23 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from common.options import CommandT
-from feeds.definition import Format
-from feeds.routing import ANY_TABLE, route_from_text
-from spark_jobs import job
-from spark_jobs.feed_state import check_dead_letters
-from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.control_topic import ANSWER_LIMIT_S, client_options, make_topic
-from spark_jobs.iceberg.settings import (
+from brokerhouse.common.options import CommandT
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.routing import ANY_TABLE, route_from_text
+from brokerhouse.spark_jobs import job
+from brokerhouse.spark_jobs.feed_state import check_dead_letters
+from brokerhouse.spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg.control_topic import ANSWER_LIMIT_S, client_options, make_topic
+from brokerhouse.spark_jobs.iceberg.settings import (
     DEBEZIUM,
     RowOperation,
     RowOperations,
     SinkSettings,
     SinkTables,
 )
-from spark_jobs.iceberg.worker import SinkTask
-from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
-from spark_jobs.progress import counted
+from brokerhouse.spark_jobs.iceberg.worker import SinkTask
+from brokerhouse.spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
+from brokerhouse.spark_jobs.progress import counted
 
 if TYPE_CHECKING:
     from pyspark import Accumulator, SparkContext

@@ -23,7 +23,7 @@ from pyiceberg.table import Transaction
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update.snapshot import _SnapshotProducer
 
-from spark_jobs.iceberg.tables import DeleteManifest
+from brokerhouse.spark_jobs.iceberg.tables import DeleteManifest
 
 
 class ReplaceFiles(_SnapshotProducer["ReplaceFiles"]):

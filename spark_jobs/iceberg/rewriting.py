@@ -33,9 +33,9 @@ from pyiceberg.table import FileScanTask, Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import NestedField
 
-from spark_jobs.iceberg.replacing import ReplaceFiles
-from spark_jobs.iceberg.table_files import live_entries
-from spark_jobs.job import JobFailure
+from brokerhouse.spark_jobs.iceberg.replacing import ReplaceFiles
+from brokerhouse.spark_jobs.iceberg.table_files import live_entries
+from brokerhouse.spark_jobs.job import JobFailure
 
 SMALL = 0.75
 """Of the target size: a smaller file is small."""

@@ -29,7 +29,7 @@ from pyiceberg.types import (
     StructType,
 )
 
-from spark_jobs.iceberg.scalars import UNFIT, Convert, WrittenFloat, scalar_converter
+from brokerhouse.spark_jobs.iceberg.scalars import UNFIT, Convert, WrittenFloat, scalar_converter
 
 Row = dict[str, Any]
 _SHOWN_CHARACTERS = 100

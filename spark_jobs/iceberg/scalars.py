@@ -41,7 +41,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from feeds.decoding.formats import as_json, decimal_text
+from brokerhouse.feeds.decoding.formats import as_json, decimal_text
 
 Convert = Callable[[Any], Any]
 UNFIT = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)

@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from feeds.definition import Format
-from feeds.routing import Route
-from spark_jobs.sql_client import SqlServers
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.routing import Route
+from brokerhouse.spark_jobs.sql_client import SqlServers
 
 
 class RowOperation(Enum):

@@ -50,13 +50,13 @@ from pyiceberg.typedef import TableVersion
 from pyiceberg.types import IntegerType, ListType, StructType
 from sqlalchemy.exc import OperationalError
 
-from spark_jobs.iceberg.events import WrittenFile
-from spark_jobs.iceberg.evolution import Evolution, inferred
-from spark_jobs.iceberg.local_files import LocalFileIO
-from spark_jobs.iceberg.rows import Row
+from brokerhouse.spark_jobs.iceberg.events import WrittenFile
+from brokerhouse.spark_jobs.iceberg.evolution import Evolution, inferred
+from brokerhouse.spark_jobs.iceberg.local_files import LocalFileIO
+from brokerhouse.spark_jobs.iceberg.rows import Row
 
 if TYPE_CHECKING:
-    from spark_jobs.iceberg.settings import SinkTables
+    from brokerhouse.spark_jobs.iceberg.settings import SinkTables
 
 LOCAL_CATALOG = "local"
 """What the catalog of a directory is called: other programs must use the same name."""

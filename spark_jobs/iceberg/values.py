@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from feeds.decoding.formats import decoder
-from feeds.decoding.registry import RegistryUnavailable, SchemaRegistry
-from feeds.definition import Format
-from feeds.paths import path_from_text
-from feeds.routing import Route, RouteBy
-from spark_jobs.iceberg.rows import Row
-from spark_jobs.iceberg.scalars import written_fraction, written_whole
+from brokerhouse.feeds.decoding.formats import decoder
+from brokerhouse.feeds.decoding.registry import RegistryUnavailable, SchemaRegistry
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.paths import path_from_text
+from brokerhouse.feeds.routing import Route, RouteBy
+from brokerhouse.spark_jobs.iceberg.rows import Row
+from brokerhouse.spark_jobs.iceberg.scalars import written_fraction, written_whole
 
 _ERROR_CHARACTERS = 500
 _DECODER = msgspec.json.Decoder(float_hook=written_fraction)

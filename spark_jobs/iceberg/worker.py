@@ -19,13 +19,17 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from pyiceberg.catalog import Catalog
 
-from common.process import collect_garbage_less
-from common.tasks import Backoff
-from spark_jobs import feed_state
-from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.control_topic import ANSWER_LIMIT_S, ControlReader, client_options
-from spark_jobs.iceberg.coordinator import Coordinator
-from spark_jobs.iceberg.events import (
+from brokerhouse.common.process import collect_garbage_less
+from brokerhouse.common.tasks import Backoff
+from brokerhouse.spark_jobs import feed_state
+from brokerhouse.spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg.control_topic import (
+    ANSWER_LIMIT_S,
+    ControlReader,
+    client_options,
+)
+from brokerhouse.spark_jobs.iceberg.coordinator import Coordinator
+from brokerhouse.spark_jobs.iceberg.events import (
     Assignment,
     BeginCommit,
     DataComplete,
@@ -33,17 +37,17 @@ from spark_jobs.iceberg.events import (
     WrittenFile,
     encoded,
 )
-from spark_jobs.iceberg.files import TableWriter
-from spark_jobs.iceberg.rows import Row
-from spark_jobs.iceberg.settings import SinkSettings
-from spark_jobs.iceberg.values import (
+from brokerhouse.spark_jobs.iceberg.files import TableWriter
+from brokerhouse.spark_jobs.iceberg.rows import Row
+from brokerhouse.spark_jobs.iceberg.settings import SinkSettings
+from brokerhouse.spark_jobs.iceberg.values import (
     NoRows,
     ValueReader,
     checked_name,
     metadata_of,
     named_table,
 )
-from spark_jobs.sql_client import SqlFailure, SqlUnavailable
+from brokerhouse.spark_jobs.sql_client import SqlFailure, SqlUnavailable
 
 _BATCH = 10_000
 _POLL_S = 0.1

@@ -35,9 +35,9 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any
 
-from common.text_table import word_set
-from sql.http.engine import WHOLE, Handle, run
-from sql.http.errors import (
+from brokerhouse.common.text_table import word_set
+from brokerhouse.sql.http.engine import WHOLE, Handle, run
+from brokerhouse.sql.http.errors import (
     STD_EXCEPTION,
     SYNTAX_ERROR,
     SqlError,
@@ -45,9 +45,9 @@ from sql.http.errors import (
     needs_sql_user,
     sql_error,
 )
-from sql.http.hidden_from_readers import lines_of, refuse_private
-from sql.http.resolved import refuse_resolved
-from sql.http.text import Token, TokenKind, literal, tokens, unquote
+from brokerhouse.sql.http.hidden_from_readers import lines_of, refuse_private
+from brokerhouse.sql.http.resolved import refuse_resolved
+from brokerhouse.sql.http.text import Token, TokenKind, literal, tokens, unquote
 
 TREE_MAX_BYTES = 64 * 1024 * 1024
 """Each line is indented by its depth, so a short text can have a large tree."""

@@ -19,19 +19,19 @@ from typing import IO, Any
 
 from aiohttp import web
 
-from sql.http.access import Role
-from sql.http.body import STALL_S, CodingThreads, StalledError
-from sql.http.codings import CODINGS, Encoder
-from sql.http.compressed_blocks import BlockEncoder, readable_block
-from sql.http.engine import Summary
-from sql.http.errors import SqlError, sql_error
-from sql.http.gateway import Facts
-from sql.http.held_bytes import Room
-from sql.http.hidden_from_readers import DISPLAY_NAME, PrivateText
-from sql.http.request import SqlRequest
-from sql.http.running import RunningQuery
-from sql.http.settings import SqlSettings
-from storage.free_space import PEOPLE_KEEP_FREE_BYTES
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.body import STALL_S, CodingThreads, StalledError
+from brokerhouse.sql.http.codings import CODINGS, Encoder
+from brokerhouse.sql.http.compressed_blocks import BlockEncoder, readable_block
+from brokerhouse.sql.http.engine import Summary
+from brokerhouse.sql.http.errors import SqlError, sql_error
+from brokerhouse.sql.http.gateway import Facts
+from brokerhouse.sql.http.held_bytes import Room
+from brokerhouse.sql.http.hidden_from_readers import DISPLAY_NAME, PrivateText
+from brokerhouse.sql.http.request import SqlRequest
+from brokerhouse.sql.http.running import RunningQuery
+from brokerhouse.sql.http.settings import SqlSettings
+from brokerhouse.storage.free_space import PEOPLE_KEEP_FREE_BYTES
 
 HOLD_BYTES = 1024 * 1024  # of a result, before its status line goes out
 SPOOL_MAX_BYTES = 2 * 1024**3  # of one result

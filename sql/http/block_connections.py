@@ -28,10 +28,10 @@ from typing import Protocol, cast
 
 from aiohttp import web
 
-from sql.http.body import STALL_S
-from sql.http.request import SqlRequest
-from sql.http.token_inserts import TokenInsert
-from storage.engine import EngineError, StorageFault
+from brokerhouse.sql.http.body import STALL_S
+from brokerhouse.sql.http.request import SqlRequest
+from brokerhouse.sql.http.token_inserts import TokenInsert
+from brokerhouse.storage.engine import EngineError, StorageFault
 
 _HEAD_MAX_BYTES = 16 << 10
 _BLOCK_MAX_BYTES = 1 << 20

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from sql.http.access import Role
-from sql.http.codings import Decoder, decoder
-from sql.http.compressed_blocks import BlockDecoder
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.codings import Decoder, decoder
+from brokerhouse.sql.http.compressed_blocks import BlockDecoder
 
 T = TypeVar("T")
 P = TypeVar("P")

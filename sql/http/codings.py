@@ -16,7 +16,7 @@ from typing import Protocol
 
 import lz4.frame
 
-from common.zstd import zstd
+from brokerhouse.common.zstd import zstd
 
 PIECE_BYTES = 1024 * 1024
 # A frame names the window that its decoder has to keep. 128 MiB is what zstd itself accepts.

@@ -26,8 +26,8 @@ from struct import Struct
 import lz4.block
 from clickhouse_cityhash.cityhash import CityHash128
 
-from common.zstd import zstd
-from sql.http.codings import PIECE_BYTES, CodingError
+from brokerhouse.common.zstd import zstd
+from brokerhouse.sql.http.codings import PIECE_BYTES, CodingError
 
 BLOCK_BYTES = 1024 * 1024
 """ClickHouse's max_compress_block_size."""

@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from common.tasks import Periodic
-from sql.http.access import Role
-from sql.http.pool import StatementPool
-from sql.http.request import SqlRequest
-from sql.http.text import literal
+from brokerhouse.common.tasks import Periodic
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.pool import StatementPool
+from brokerhouse.sql.http.request import SqlRequest
+from brokerhouse.sql.http.text import literal
 
 LOOK_S = 0.5
 SENT_AHEAD_MAX_BYTES = 32 * 1024

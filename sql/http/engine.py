@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from sql.http.errors import ENGINE_ERRORS, engine_error
-from sql.http.text import literal
-from storage.view_guard import FailedViews
+from brokerhouse.sql.http.errors import ENGINE_ERRORS, engine_error
+from brokerhouse.sql.http.text import literal
+from brokerhouse.storage.view_guard import FailedViews
 
 
 class SqlEngine(Protocol):

@@ -14,24 +14,24 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from sql.http.access import Action
-from sql.http.block_connections import BlockTarget, KnownHeads
-from sql.http.body import Body
-from sql.http.engine import Summary
-from sql.http.errors import STD_EXCEPTION, SqlError, engine_error, sql_error
-from sql.http.handles import StatementContext
-from sql.http.interface import HttpInterface
-from sql.http.login import OwnerLogin
-from sql.http.pool import Permit
-from sql.http.request import DEFAULT_FORMAT, SqlRequest
-from sql.http.settings import SqlQueue, SqlSettings
-from sql.http.text import InsertData, output_clauses
-from sql.http.token_inserts import TokenInsert, token_insert
-from sql.http.trusted_gateway import InsertBody, TrustedGateway, WatchedEngine, is_small
-from storage.block_intake import BlockIntake
-from storage.disk_reserve import NOT_ENOUGH_SPACE
-from storage.engine import EngineError, StorageFault
-from storage.journal_statements import changes_tables
+from brokerhouse.sql.http.access import Action
+from brokerhouse.sql.http.block_connections import BlockTarget, KnownHeads
+from brokerhouse.sql.http.body import Body
+from brokerhouse.sql.http.engine import Summary
+from brokerhouse.sql.http.errors import STD_EXCEPTION, SqlError, engine_error, sql_error
+from brokerhouse.sql.http.handles import StatementContext
+from brokerhouse.sql.http.interface import HttpInterface
+from brokerhouse.sql.http.login import OwnerLogin
+from brokerhouse.sql.http.pool import Permit
+from brokerhouse.sql.http.request import DEFAULT_FORMAT, SqlRequest
+from brokerhouse.sql.http.settings import SqlQueue, SqlSettings
+from brokerhouse.sql.http.text import InsertData, output_clauses
+from brokerhouse.sql.http.token_inserts import TokenInsert, token_insert
+from brokerhouse.sql.http.trusted_gateway import InsertBody, TrustedGateway, WatchedEngine, is_small
+from brokerhouse.storage.block_intake import BlockIntake
+from brokerhouse.storage.disk_reserve import NOT_ENOUGH_SPACE
+from brokerhouse.storage.engine import EngineError, StorageFault
+from brokerhouse.storage.journal_statements import changes_tables
 
 NOTHING_COUNTED = Summary(0, 0, 0, 0, 0, 0)
 STATEMENTS_AT_ONCE = 100  # ClickHouse's default of max_concurrent_queries is of this order

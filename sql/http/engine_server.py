@@ -22,18 +22,18 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from common.address import Address
-from sql.http.block_connections import EngineListeners
-from sql.http.engine_interface import EngineInterface
-from sql.http.interface import application
-from sql.http.settings import SqlSettings
-from storage.block_intake import BlockIntake
-from storage.cluster_sql import SHARD_DATABASE
-from storage.data_directory import DataDirectoryError, refuse_unfinished
-from storage.embedded import ClusterPlace, EmbeddedEngine
-from storage.engine import EngineError, StorageFault
-from storage.journal import JournaledEngine, JournalLimits, open_journal
-from storage.journal_files import STREAMS
+from brokerhouse.common.address import Address
+from brokerhouse.sql.http.block_connections import EngineListeners
+from brokerhouse.sql.http.engine_interface import EngineInterface
+from brokerhouse.sql.http.interface import application
+from brokerhouse.sql.http.settings import SqlSettings
+from brokerhouse.storage.block_intake import BlockIntake
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.data_directory import DataDirectoryError, refuse_unfinished
+from brokerhouse.storage.embedded import ClusterPlace, EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, StorageFault
+from brokerhouse.storage.journal import JournaledEngine, JournalLimits, open_journal
+from brokerhouse.storage.journal_files import STREAMS
 
 log = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from sql.http.access import Action, Role
-from sql.http.engine import Handle, SqlEngine, Summary, run
-from sql.http.errors import SqlError, engine_error, sql_error
-from sql.http.handles import (
+from brokerhouse.sql.http.access import Action, Role
+from brokerhouse.sql.http.engine import Handle, SqlEngine, Summary, run
+from brokerhouse.sql.http.errors import SqlError, engine_error, sql_error
+from brokerhouse.sql.http.handles import (
     FencedHandles,
     Handles,
     OpenStatement,
@@ -24,17 +24,17 @@ from sql.http.handles import (
     give_back,
     prepare,
 )
-from sql.http.hidden_from_readers import AllColumnsWanted, without_private
-from sql.http.pool import Permit, StatementPool
-from sql.http.running import RunningInsert, RunningQuery
-from sql.http.sessions import Sessions
-from sql.http.settings import SqlLimits
-from sql.http.text import InsertData
-from storage.engine import EngineError
-from storage.journal_statements import reads_only_system
-from storage.log_views import View
-from storage.view_doubts import InDoubt, ViewInDoubt
-from storage.view_guard import UnknownView
+from brokerhouse.sql.http.hidden_from_readers import AllColumnsWanted, without_private
+from brokerhouse.sql.http.pool import Permit, StatementPool
+from brokerhouse.sql.http.running import RunningInsert, RunningQuery
+from brokerhouse.sql.http.sessions import Sessions
+from brokerhouse.sql.http.settings import SqlLimits
+from brokerhouse.sql.http.text import InsertData
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.journal_statements import reads_only_system
+from brokerhouse.storage.log_views import View
+from brokerhouse.storage.view_doubts import InDoubt, ViewInDoubt
+from brokerhouse.storage.view_guard import UnknownView
 
 
 @dataclass(frozen=True, slots=True)

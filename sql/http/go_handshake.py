@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import json
 
-from sql.http.access import Role
-from sql.http.hidden_from_readers import DISPLAY_NAME
-from storage.blocks import STRING, UINT32, Type
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.hidden_from_readers import DISPLAY_NAME
+from brokerhouse.storage.blocks import STRING, UINT32, Type
 
 HELLO = b"SELECT displayName(), version(), revision(), timezone()"
 # What the engine is asked instead, and how: one row, or none with a `limit` or `offset` set.

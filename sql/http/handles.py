@@ -15,14 +15,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from sql.http.access import Action, Role, judge
-from sql.http.engine import WHOLE, Handle, SqlEngine, new_mark, run, set_statement
-from sql.http.errors import SYNTAX_ERROR, sql_error
-from sql.http.pool import Permit
-from sql.http.sessions import SqlSession
-from sql.http.settings import SqlLimits
-from sql.http.text import identifier, is_enclosed, literal
-from storage.free_space import PEOPLE_KEEP_FREE_BYTES
+from brokerhouse.sql.http.access import Action, Role, judge
+from brokerhouse.sql.http.engine import WHOLE, Handle, SqlEngine, new_mark, run, set_statement
+from brokerhouse.sql.http.errors import SYNTAX_ERROR, sql_error
+from brokerhouse.sql.http.pool import Permit
+from brokerhouse.sql.http.sessions import SqlSession
+from brokerhouse.sql.http.settings import SqlLimits
+from brokerhouse.sql.http.text import identifier, is_enclosed, literal
+from brokerhouse.storage.free_space import PEOPLE_KEEP_FREE_BYTES
 
 _TEMPORARY_BYTES = b"SELECT sum(total_bytes) FROM system.tables WHERE is_temporary"
 

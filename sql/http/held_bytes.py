@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sql.http.errors import sql_error
+from brokerhouse.sql.http.errors import sql_error
 
 
 class Room:

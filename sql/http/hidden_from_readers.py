@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from itertools import islice, pairwise, zip_longest
 from pathlib import Path
 
-from common.text_table import word_set
-from sql.http.errors import SqlError, access_denied, needs_sql_user
-from sql.http.text import Token, TokenKind, tokens, unquote
+from brokerhouse.common.text_table import word_set
+from brokerhouse.sql.http.errors import SqlError, access_denied, needs_sql_user
+from brokerhouse.sql.http.text import Token, TokenKind, tokens, unquote
 
 DISPLAY_NAME = "brokerhouse"
 """Of the server, in place of its host's name."""

@@ -17,25 +17,25 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, n
 
 from aiohttp import web
 
-from common.address import client_network
-from common.counted_lines import counted
-from sql.http.access import Action, Role
-from sql.http.answers import HOLD_BYTES, AnswerWriter
-from sql.http.body import Body, CodingThreads, Patience, StalledError
-from sql.http.codings import CodingError, UnknownCoding
-from sql.http.compressed_blocks import BlockDecoder
-from sql.http.endings import GoneClients, StatementsById
-from sql.http.engine import MARK, SqlEngine
-from sql.http.errors import SYNTAX_ERROR, CredentialsNeeded, SqlError, sql_error
-from sql.http.gateway import SqlGateway, people_gateway
-from sql.http.go_handshake import FACTS, FACTS_FORMAT, hello_block, is_hello
-from sql.http.handles import NO_EXPRESSIONS, StatementContext
-from sql.http.held_bytes import Hold, Room
-from sql.http.limits import RequestPlaces, TemporaryFiles
-from sql.http.login import PeopleLogin, SqlLogin
-from sql.http.pool import KILL_AGAIN_S, Permit
-from sql.http.refuse_web_pages import refuse_other_sites
-from sql.http.request import (
+from brokerhouse.common.address import client_network
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.sql.http.access import Action, Role
+from brokerhouse.sql.http.answers import HOLD_BYTES, AnswerWriter
+from brokerhouse.sql.http.body import Body, CodingThreads, Patience, StalledError
+from brokerhouse.sql.http.codings import CodingError, UnknownCoding
+from brokerhouse.sql.http.compressed_blocks import BlockDecoder
+from brokerhouse.sql.http.endings import GoneClients, StatementsById
+from brokerhouse.sql.http.engine import MARK, SqlEngine
+from brokerhouse.sql.http.errors import SYNTAX_ERROR, CredentialsNeeded, SqlError, sql_error
+from brokerhouse.sql.http.gateway import SqlGateway, people_gateway
+from brokerhouse.sql.http.go_handshake import FACTS, FACTS_FORMAT, hello_block, is_hello
+from brokerhouse.sql.http.handles import NO_EXPRESSIONS, StatementContext
+from brokerhouse.sql.http.held_bytes import Hold, Room
+from brokerhouse.sql.http.limits import RequestPlaces, TemporaryFiles
+from brokerhouse.sql.http.login import PeopleLogin, SqlLogin
+from brokerhouse.sql.http.pool import KILL_AGAIN_S, Permit
+from brokerhouse.sql.http.refuse_web_pages import refuse_other_sites
+from brokerhouse.sql.http.request import (
     BLOCK_MAX_BYTES,
     DEFAULT_FORMAT,
     SqlRequest,
@@ -44,9 +44,15 @@ from sql.http.request import (
     read_request,
     url_parameters,
 )
-from sql.http.settings import SqlSettings
-from sql.http.text import InsertData, NotAnInsert, Unfinished, insert_head, output_clauses
-from storage.view_doubts import InDoubt
+from brokerhouse.sql.http.settings import SqlSettings
+from brokerhouse.sql.http.text import (
+    InsertData,
+    NotAnInsert,
+    Unfinished,
+    insert_head,
+    output_clauses,
+)
+from brokerhouse.storage.view_doubts import InDoubt
 
 log = logging.getLogger(__name__)
 

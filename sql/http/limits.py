@@ -21,13 +21,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.address import client_network
-from common.counted_lines import counted
-from common.tasks import Periodic
-from sql.http.access import Role
-from sql.http.engine import MARK, Handle, run
-from sql.http.errors import SqlError, sql_error
-from sql.http.pool import StatementPool
+from brokerhouse.common.address import client_network
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Periodic
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.engine import MARK, Handle, run
+from brokerhouse.sql.http.errors import SqlError, sql_error
+from brokerhouse.sql.http.pool import StatementPool
 
 
 class RequestPlaces:

@@ -21,9 +21,9 @@ from typing import cast
 from aiohttp import StreamReader, web, web_protocol
 from aiohttp.typedefs import Handler
 
-from common.address import Address, client_network
-from common.counted_lines import counted
-from common.tasks import Periodic
+from brokerhouse.common.address import Address, client_network
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.common.tasks import Periodic
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ from typing import Protocol
 
 from aiohttp import web
 
-from sql.http.access import Role
-from sql.http.errors import sql_error, wrong_credentials
-from sql.http.refuse_web_pages import refuse_unknown_host
-from sql.http.request import url_parameters
-from sql.http.settings import SqlSettings
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.errors import sql_error, wrong_credentials
+from brokerhouse.sql.http.refuse_web_pages import refuse_unknown_host
+from brokerhouse.sql.http.request import url_parameters
+from brokerhouse.sql.http.settings import SqlSettings
 
 # What drivers send as the password of `default` if they were given none: ClickHouse's JDBC driver
 # 0.9.9 sends the word `null`.

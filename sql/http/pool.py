@@ -18,11 +18,11 @@ from contextlib import suppress
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from common.counted_lines import counted
-from sql.http.access import Role
-from sql.http.engine import Handle, SqlEngine, run
-from sql.http.errors import SqlError, sql_error
-from sql.http.settings import SqlLimits
+from brokerhouse.common.counted_lines import counted
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.engine import Handle, SqlEngine, run
+from brokerhouse.sql.http.errors import SqlError, sql_error
+from brokerhouse.sql.http.settings import SqlLimits
 
 log = logging.getLogger(__name__)
 

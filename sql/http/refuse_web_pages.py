@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import HttpVersion11, web
 
-from sql.http.errors import access_denied, sql_error
+from brokerhouse.sql.http.errors import access_denied, sql_error
 
 _FROM_HERE = ("same-origin", "none")  # "none": typed into the address bar
 # RFC 6761, ICANN's reservation for private use, and Kubernetes' default.

@@ -14,14 +14,14 @@ from urllib.parse import parse_qsl
 
 from aiohttp import BodyPartReader, web
 
-from common.text_table import word_set
-from sql.http.access import Role
-from sql.http.body import Patience
-from sql.http.codings import choose
-from sql.http.errors import sql_error
-from sql.http.handles import ExternalTable
-from sql.http.held_bytes import Hold
-from sql.http.sessions import SESSION_TIMEOUT_MAX_S, SESSION_TIMEOUT_S
+from brokerhouse.common.text_table import word_set
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.body import Patience
+from brokerhouse.sql.http.codings import choose
+from brokerhouse.sql.http.errors import sql_error
+from brokerhouse.sql.http.handles import ExternalTable
+from brokerhouse.sql.http.held_bytes import Hold
+from brokerhouse.sql.http.sessions import SESSION_TIMEOUT_MAX_S, SESSION_TIMEOUT_S
 
 DEFAULT_FORMAT = "TabSeparated"
 MAX_QUERY_BYTES = 256 * 1024  # the engine's own default of max_query_size

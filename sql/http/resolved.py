@@ -19,9 +19,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Set
 
-from sql.http.errors import access_denied, needs_sql_user
-from sql.http.hidden_from_readers import PRIVATE_COLUMNS, SHOWN_TABLES, lines_of
-from sql.http.text import Token, TokenKind, output_clauses, tokens, unquote
+from brokerhouse.sql.http.errors import access_denied, needs_sql_user
+from brokerhouse.sql.http.hidden_from_readers import PRIVATE_COLUMNS, SHOWN_TABLES, lines_of
+from brokerhouse.sql.http.text import Token, TokenKind, output_clauses, tokens, unquote
 
 _FIRST_LINE = re.compile(r"(?:QUERY|UNION) id: 0\b")
 _LINE = re.compile(r"( *)(.*)")

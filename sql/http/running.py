@@ -16,12 +16,12 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
-from common.tasks import cancel
-from sql.http.engine import Handle, Summary, run
-from sql.http.errors import SqlError, sql_error
-from sql.http.handles import OpenStatement, give_back
-from sql.http.pool import KILL_AGAIN_S, StatementPool
-from sql.http.text import InsertData, OutputClause, identifier, output_clauses
+from brokerhouse.common.tasks import cancel
+from brokerhouse.sql.http.engine import Handle, Summary, run
+from brokerhouse.sql.http.errors import SqlError, sql_error
+from brokerhouse.sql.http.handles import OpenStatement, give_back
+from brokerhouse.sql.http.pool import KILL_AGAIN_S, StatementPool
+from brokerhouse.sql.http.text import InsertData, OutputClause, identifier, output_clauses
 
 PIPE_BYTES = 1024 * 1024
 

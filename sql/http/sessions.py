@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from sql.http.access import Role
-from sql.http.engine import Handle
-from sql.http.errors import sql_error
-from sql.http.pool import StatementPool
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.engine import Handle
+from brokerhouse.sql.http.errors import sql_error
+from brokerhouse.sql.http.pool import StatementPool
 
 SESSIONS_MAX = 200
 SESSION_TIMEOUT_S = 60

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from storage.engine import PeopleBounds
+from brokerhouse.storage.engine import PeopleBounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from common.text_table import word_set
-from sql.http.handles import StatementContext
-from sql.http.request import SqlRequest
-from sql.http.text import InsertData
-from storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.common.text_table import word_set
+from brokerhouse.sql.http.handles import StatementContext
+from brokerhouse.sql.http.request import SqlRequest
+from brokerhouse.sql.http.text import InsertData
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
 
 _TOKEN = "insert_deduplication_token"
 _TOKEN_MAX_CHARS = 500

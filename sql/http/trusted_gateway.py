@@ -21,11 +21,11 @@ from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
-from sql.http.access import Action, Role, only_statement
-from sql.http.engine import Handle, Result, SqlEngine, Summary, new_mark, run
-from sql.http.errors import SqlError, sql_error
-from sql.http.gateway import SqlGateway
-from sql.http.handles import (
+from brokerhouse.sql.http.access import Action, Role, only_statement
+from brokerhouse.sql.http.engine import Handle, Result, SqlEngine, Summary, new_mark, run
+from brokerhouse.sql.http.errors import SqlError, sql_error
+from brokerhouse.sql.http.gateway import SqlGateway
+from brokerhouse.sql.http.handles import (
     ExternalTable,
     StatementContext,
     give_back,
@@ -33,12 +33,12 @@ from sql.http.handles import (
     prepare,
     prepared,
 )
-from sql.http.settings import SqlLimits
-from sql.http.text import InsertData, identifier, tokens
-from storage.block_intake import BlockIntake
-from storage.clickhouse import PING
-from storage.embedded import INSERT_SETTINGS
-from storage.journal_statements import changes_tables, needed_by, reads_only_system
+from brokerhouse.sql.http.settings import SqlLimits
+from brokerhouse.sql.http.text import InsertData, identifier, tokens
+from brokerhouse.storage.block_intake import BlockIntake
+from brokerhouse.storage.clickhouse import PING
+from brokerhouse.storage.embedded import INSERT_SETTINGS
+from brokerhouse.storage.journal_statements import changes_tables, needed_by, reads_only_system
 
 INSERT_MAX_BYTES = 1 << 30
 HANDLES_KEPT = 32

@@ -28,5 +28,5 @@ def query(name: str, **placeholders: str) -> str:
 
 @cache
 def _read(name: str) -> str:
-    text = files("sql.queries").joinpath(f"{name}.sql").read_text(encoding="utf-8")
+    text = files("brokerhouse.sql.queries").joinpath(f"{name}.sql").read_text(encoding="utf-8")
     return _COMMENT_LINE.sub("", text).strip().removesuffix(";")

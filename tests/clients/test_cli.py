@@ -20,7 +20,7 @@ from typing import IO
 import pytest
 from kafka import KafkaProducer
 
-from broker.settings import config, config_sources
+from brokerhouse.broker.settings import config, config_sources
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import (
     COMMAND,

@@ -104,7 +104,8 @@ def test_the_shell_completes_commands_and_options(words: str, expected: str) -> 
         [
             sys.executable,
             "-c",
-            f"import sys; sys.argv[0] = '{name}'; from broker.cli.main import main; main()",
+            f"import sys; sys.argv[0] = '{name}';"
+            " from brokerhouse.broker.cli.main import main; main()",
         ],
         cwd=PROJECT,
         env=environment(

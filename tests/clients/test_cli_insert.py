@@ -85,7 +85,7 @@ def test_an_insert_that_fails_prints_why(
 MEASURED = """
 import atexit, re
 from pathlib import Path
-from broker.cli.main import main
+from brokerhouse.broker.cli.main import main
 
 def print_peak():
     print(re.search(r"VmHWM:\\s+([0-9]+) kB", Path("/proc/self/status").read_text())[1])

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from broker.cli.kafka_client import consumer_client
-from broker.cli.options import Bootstrap
-from common.address import parse_address
+from brokerhouse.broker.cli.kafka_client import consumer_client
+from brokerhouse.broker.cli.options import Bootstrap
+from brokerhouse.common.address import parse_address
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import COMMAND, LIMIT_S, complaint, environment, output, run
 from tests.support.server_process import PROJECT

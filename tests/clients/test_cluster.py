@@ -27,8 +27,8 @@ from kafka.protocol.admin import (
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.producer import InitProducerIdRequest
 
-from broker.api import APIS
-from protocol.errors import (
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol.errors import (
     InvalidReplicaAssignment,
     InvalidReplicationFactor,
     MessageTooLarge,
@@ -36,7 +36,7 @@ from protocol.errors import (
     NotLeaderOrFollower,
     TopicAlreadyExists,
 )
-from protocol.versions import ApiKey
+from brokerhouse.protocol.versions import ApiKey
 from tests.support import messages
 from tests.support.adapters import GetClient
 from tests.support.cluster_processes import Broker, Cluster

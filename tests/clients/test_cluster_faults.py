@@ -19,14 +19,14 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from kafka.protocol.admin import DescribeClusterRequest
 
-from protocol.errors import (
+from brokerhouse.protocol.errors import (
     FencedLeaderEpoch,
     LeaderNotAvailable,
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
 )
-from protocol.versions import ApiKey
-from storage.slot_map import slot_of_group, slot_of_partition
+from brokerhouse.protocol.versions import ApiKey
+from brokerhouse.storage.slot_map import slot_of_group, slot_of_partition
 from tests.support import messages, samples
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
 from tests.support.cluster_view import (
@@ -381,7 +381,7 @@ def test_brokers_are_restarted_one_by_one_and_clients_go_on(
 @pytest.mark.test_all
 def test_a_broker_with_the_node_id_of_a_running_one_ends_with_an_error(cluster: Cluster) -> None:
     broker = cluster.brokers[1]
-    command = [sys.executable, "-m", "broker.cli", "serve", "--config", str(cluster.config_path)]
+    command = [sys.executable, "-m", "brokerhouse", "serve", "--config", str(cluster.config_path)]
     command += ["--node-id", "1", "--kafka", f"{broker.host.address}:0", "--http", "127.0.0.1:0"]
 
     ended = subprocess.run(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from broker.settings import config, config_sources
+from brokerhouse.broker.settings import config, config_sources
 from tests.support.broker_process import BrokerProcess
 from tests.support.prometheus import promtool
 from tests.support.server_process import PROJECT, free_port

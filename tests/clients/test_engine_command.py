@@ -20,9 +20,9 @@ from aiochclient import ChClient, ChClientError
 from click.testing import CliRunner, Result
 from clickhouse_connect.driver.exceptions import DatabaseError
 
-from broker.cli import engine as cli_engine
-from common.zstd import zstd
-from storage.blocks import STRING, UINT64, Table, block
+from brokerhouse.broker.cli import engine as cli_engine
+from brokerhouse.common.zstd import zstd
+from brokerhouse.storage.blocks import STRING, UINT64, Table, block
 from tests.support.engine_process import EngineProcess
 from tests.support.server_process import PROJECT, free_port
 from tests.support.sql_client import Answer, basic, send
@@ -426,7 +426,7 @@ def test_a_stop_ends_cleanly_while_a_statement_runs(tmp_path: Path) -> None:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "broker.cli", "engine", *arguments],
+        [sys.executable, "-m", "brokerhouse", "engine", *arguments],
         cwd=PROJECT,
         capture_output=True,
         text=True,

@@ -13,12 +13,17 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from broker.log.fence import block_token, fence
-from common.clock import DAY_MS, wall_ms
-from storage.blocks import STRING, Table, block
-from storage.clickhouse import ClickHouseServer, ConnectionSettings
-from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, foundation, shard_migrations
-from storage.engine import EngineError, InsertOutcomeUnknown, InsertRejected, NotSent
+from brokerhouse.broker.log.fence import block_token, fence
+from brokerhouse.common.clock import DAY_MS, wall_ms
+from brokerhouse.storage.blocks import STRING, Table, block
+from brokerhouse.storage.clickhouse import ClickHouseServer, ConnectionSettings
+from brokerhouse.storage.cluster_sql import (
+    SHARD_DATABASE,
+    ClusterLayout,
+    foundation,
+    shard_migrations,
+)
+from brokerhouse.storage.engine import EngineError, InsertOutcomeUnknown, InsertRejected, NotSent
 from tests.support.engine_process import EngineProcess
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 from tests.support.pairwise import also_in_test_all

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sql.http.text import literal
+from brokerhouse.sql.http.text import literal
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import (
     MIB,

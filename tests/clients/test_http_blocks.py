@@ -5,7 +5,7 @@ import http.client
 
 import pytest
 
-from sql.http.compressed_blocks import BLOCK_BYTES, BlockDecoder, BlockEncoder
+from brokerhouse.sql.http.compressed_blocks import BLOCK_BYTES, BlockDecoder, BlockEncoder
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import (
     MIB,

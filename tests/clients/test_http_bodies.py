@@ -9,7 +9,7 @@ from functools import partial
 import lz4.frame
 import pytest
 
-from common.zstd import zstd
+from brokerhouse.common.zstd import zstd
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import (
     MIB,

@@ -115,8 +115,8 @@ def test_a_connection_that_is_in_use_is_not_given_to_another(
 HEAD_S, READER_PATIENCE_S = 0.4, 1.2
 """Shorter than those of the broker (sql/http/listener.py and body.py)."""
 IMPATIENT = f"""
-from broker.cli.main import main
-from sql.http import body, listener
+from brokerhouse.broker.cli.main import main
+from brokerhouse.sql.http import body, listener
 
 listener.HEAD_S, listener._LOOK_S, body.READER_PATIENCE_S = {HEAD_S}, 0.1, {READER_PATIENCE_S}
 main(prog_name="brokerhouse")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sql.http.hidden_from_readers import _HIDDEN, _KNOWN, PRIVATE_COLUMNS, SHOWN_TABLES
+from brokerhouse.sql.http.hidden_from_readers import _HIDDEN, _KNOWN, PRIVATE_COLUMNS, SHOWN_TABLES
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import WRITER, ask, read, write
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from common.text_table import word_set
+from brokerhouse.common.text_table import word_set
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import PASSWORD, USER, WRITER, ask, raw_connection
 

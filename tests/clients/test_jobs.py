@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from broker.cli.jobs import JOBS
-from broker.cli.main import main
-from spark_jobs import job, progress, sql_client
-from spark_jobs.iceberg.job import _topics
-from spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
-from spark_jobs.sql_client import SqlFailure, SqlServers
+from brokerhouse.broker.cli.jobs import JOBS
+from brokerhouse.broker.cli.main import main
+from brokerhouse.spark_jobs import job, progress, sql_client
+from brokerhouse.spark_jobs.iceberg.job import _topics
+from brokerhouse.spark_jobs.job import JobFailure, JobReport, JobRun, glob_pattern
+from brokerhouse.spark_jobs.sql_client import SqlFailure, SqlServers
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
 from tests.support.engine_process import EngineProcess
@@ -29,7 +29,7 @@ from tests.support.server_process import PROJECT
 
 def brokerhouse(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "broker.cli", *arguments],
+        [sys.executable, "-m", "brokerhouse", *arguments],
         cwd=PROJECT,
         env={**os.environ, **environment},
         text=True,
@@ -74,7 +74,7 @@ def test_without_pyspark_the_error_says_what_to_install(tmp_path: Path) -> None:
 
 def test_the_broker_needs_no_spark() -> None:
     code = (
-        "import sys, broker.cli.main, broker.server\n"
+        "import sys, brokerhouse.broker.cli.main, brokerhouse.broker.server\n"
         "print([m for m in sys.modules if 'spark' in m])"
     )
     done = subprocess.run(
@@ -221,7 +221,7 @@ def test_progress_is_rows_of_a_total_their_rate_and_the_time_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, done = [100.0], [0]
-    monkeypatch.setattr("spark_jobs.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("brokerhouse.spark_jobs.progress.time.monotonic", lambda: now[0])
     shown = progress.JobProgress("audit")
     assert shown.line() == "audit"
     shown.step("reading", 1_000_000, lambda: done[0])

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.batches import BATCH_OVERHEAD
-from protocol.compression import Codec, compress, decompress
+from brokerhouse.protocol.batches import BATCH_OVERHEAD
+from brokerhouse.protocol.compression import Codec, compress, decompress
 from tests.conftest import RunBroker
 from tests.support import messages
 from tests.support.adapters import CLIENTS, GetClient

@@ -17,7 +17,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from broker.api.topic_lookup import NO_ID
+from brokerhouse.broker.api.topic_lookup import NO_ID
 from tests.clients.metrics_page import documented, shown
 from tests.conftest import OwnBrokers
 from tests.support import messages

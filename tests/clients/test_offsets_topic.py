@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewPartitions
 
-from coordinator.slots import kafka_partition
+from brokerhouse.coordinator.slots import kafka_partition
 from tests.support.adapters import Kcat
 from tests.support.broker_process import BrokerProcess
 from tests.support.cluster_processes import Cluster

@@ -51,7 +51,7 @@ def type_in(session: str, broker: BrokerProcess, log_file: Path) -> str:
         session.replace("localhost:9092", broker.kafka)
         .replace("localhost:8123", broker.http)
         .replace(str(LOG), str(log_file))
-        .replace("brokerhouse ", f"{sys.executable} -m broker.cli ")
+        .replace("brokerhouse ", f"{sys.executable} -m brokerhouse ")
     )
     result = subprocess.run(
         ["bash", "-eu", "-o", "pipefail", "-c", script],

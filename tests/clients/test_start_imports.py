@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
-from common.text_table import word_set
+from brokerhouse.common.text_table import word_set
 from tests.support.broker_process import BrokerProcess
 from tests.support.waiting import until
 
@@ -35,7 +35,7 @@ def write_modules(*_):
     os.rename(path + ".new", path)
 path = sys.argv.pop(1)
 signal.signal(signal.SIGUSR1, write_modules)
-from broker.cli.main import main
+from brokerhouse.broker.cli.main import main
 main()
 """
 

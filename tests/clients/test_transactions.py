@@ -13,7 +13,7 @@ import confluent_kafka
 import pytest
 from confluent_kafka.cimpl import TopicPartition
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.helper_process import HelperProcess

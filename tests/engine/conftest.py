@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.embedded import EmbeddedEngine
-from storage.schema import migrate
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.schema import migrate
 from tests.support.log_parts import LANES, ScriptedEngine
 
 BROKERS_OWN = "database = 'brokerhouse'"

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import pytest
 
-from broker.log.appender import Appender
-from broker.log.block import Appended, Outcome, PendingAppend
-from broker.log.partition import PartitionLog
-from broker.log.tail_cache import TailCache
-from protocol.compression import compress
-from protocol.errors import (
+from brokerhouse.broker.log.appender import Appender
+from brokerhouse.broker.log.block import Appended, Outcome, PendingAppend
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.protocol.compression import compress
+from brokerhouse.protocol.errors import (
     InvalidProducerEpoch,
     InvalidRecord,
     KafkaError,
@@ -26,7 +26,7 @@ from protocol.errors import (
     UnknownServerError,
     UnknownTopicOrPartition,
 )
-from storage.embedded import EmbeddedEngine
+from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support import log_parts
 from tests.support.log_parts import (
     LIMITS,

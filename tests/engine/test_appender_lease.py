@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from broker.log.appender import Appender
-from broker.log.block import Appended, Outcome, PendingAppend
-from broker.log.fence import fence
-from broker.log.partition import PartitionLog
-from broker.log.write_lease import WriteLease
-from common.clock import DAY_MS, monotonic_ms
-from protocol.errors import (
+from brokerhouse.broker.log.appender import Appender
+from brokerhouse.broker.log.block import Appended, Outcome, PendingAppend
+from brokerhouse.broker.log.fence import fence
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.write_lease import WriteLease
+from brokerhouse.common.clock import DAY_MS, monotonic_ms
+from brokerhouse.protocol.errors import (
     KafkaStorageError,
     NotLeaderOrFollower,
     OutOfOrderSequenceNumber,
@@ -22,7 +22,7 @@ from protocol.errors import (
     UnknownServerError,
     UnknownTopicOrPartition,
 )
-from storage.embedded import EmbeddedEngine
+from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support import log_parts
 from tests.support.clock import NOON
 from tests.support.log_parts import (
@@ -54,7 +54,7 @@ TODAY = NOON // DAY_MS
 def clock_that_begins_at_noon(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that no test sees the day end."""
     begun_ms = monotonic_ms()
-    for module in ("broker.log.lane", "tests.support.log_parts"):
+    for module in ("brokerhouse.broker.log.lane", "tests.support.log_parts"):
         monkeypatch.setattr(f"{module}.wall_ms", lambda: NOON + monotonic_ms() - begun_ms)
 
 
@@ -277,7 +277,7 @@ async def test_abandoning_a_lane_answers_all_appends_while_an_insert_hangs(
 async def test_abandoning_a_lane_ends_its_wait_for_the_next_attempt(
     scripted: ScriptedEngine, appender: Appender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.log.block_store._RETRY_FIRST_S", 10 * LIMIT_S)
+    monkeypatch.setattr("brokerhouse.broker.log.block_store._RETRY_FIRST_S", 10 * LIMIT_S)
     log = make_log()
     scripted.faults.append("unknown")
     done = append(appender, log, plain(b"x"))
@@ -521,7 +521,7 @@ async def test_the_floor_of_append_times_is_the_time_of_the_block_in_flight_or_t
 ) -> None:
     log = make_log()
     now_ms = start_ms = NOON
-    monkeypatch.setattr("broker.log.lane.wall_ms", lambda: now_ms)
+    monkeypatch.setattr("brokerhouse.broker.log.lane.wall_ms", lambda: now_ms)
     assert appender.append_floor_ms() == now_ms
     scripted.gate.clear()
     done = append(appender, log, plain(b"x"))

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 
-from storage.blocks import block
-from storage.journal import JournaledEngine
+from brokerhouse.storage.blocks import block
+from brokerhouse.storage.journal import JournaledEngine
 from tests.support.journal_engine import journal
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 

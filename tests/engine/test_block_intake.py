@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from broker.log.checkpoints import CHECKPOINTS
-from broker.log.producer_states import PRODUCER_STATES
-from common.clock import wall_ms
-from coordinator.tables import GROUPS, HEARTBEATS, MEMBERS, OFFSETS
-from protocol._decode_batches import BlockBuilder
-from protocol.columns import COLUMN_LIST
-from storage import block_intake
-from storage._merge_blocks import block_columns
-from storage.block_intake import BlockIntake
-from storage.blocks import DATETIME64_MS, INT32, INT64, STRING, Table, Type, block
-from storage.embedded import EmbeddedEngine
-from storage.engine import NotSent
-from storage.journal import JournaledEngine, JournalLimits, open_journal
-from storage.journal_files import STREAMS
+from brokerhouse.broker.log.checkpoints import CHECKPOINTS
+from brokerhouse.broker.log.producer_states import PRODUCER_STATES
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.coordinator.tables import GROUPS, HEARTBEATS, MEMBERS, OFFSETS
+from brokerhouse.protocol._decode_batches import BlockBuilder
+from brokerhouse.protocol.columns import COLUMN_LIST
+from brokerhouse.storage import block_intake
+from brokerhouse.storage._merge_blocks import block_columns
+from brokerhouse.storage.block_intake import BlockIntake
+from brokerhouse.storage.blocks import DATETIME64_MS, INT32, INT64, STRING, Table, Type, block
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import NotSent
+from brokerhouse.storage.journal import JournaledEngine, JournalLimits, open_journal
+from brokerhouse.storage.journal_files import STREAMS
 from tests.support import journal_engine
 from tests.support.journal_rows import LOG_ROWS, log_row
 from tests.support.log_parts import header_of, plain

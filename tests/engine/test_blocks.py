@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.blocks import (
+from brokerhouse.storage.blocks import (
     BOOL,
     BYTES,
     DATETIME64_MS,
@@ -27,7 +27,7 @@ from storage.blocks import (
     nullable,
     tuple_of,
 )
-from storage.embedded import EmbeddedEngine
+from brokerhouse.storage.embedded import EmbeddedEngine
 
 ALL_BYTES = bytes(range(256))
 SAMPLES: dict[str, tuple[Type, list[object], str]] = {

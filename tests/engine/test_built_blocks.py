@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from broker.log import lane
-from broker.log.block import Appended, Outcome, PendingAppend, PendingBlock, build_block
-from protocol.compression import compress
-from protocol.errors import KafkaStorageError
-from storage.blocks import block
-from storage.embedded import EmbeddedEngine
-from storage.engine import NotSent
-from storage.journal import JournaledEngine
-from storage.journal_drain import DrainLimits
-from storage.journal_files import JournalWriter
-from storage.journal_reading import read_journal
+from brokerhouse.broker.log import lane
+from brokerhouse.broker.log.block import Appended, Outcome, PendingAppend, PendingBlock, build_block
+from brokerhouse.protocol.compression import compress
+from brokerhouse.protocol.errors import KafkaStorageError
+from brokerhouse.storage.blocks import block
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import NotSent
+from brokerhouse.storage.journal import JournaledEngine
+from brokerhouse.storage.journal_drain import DrainLimits
+from brokerhouse.storage.journal_files import JournalWriter
+from brokerhouse.storage.journal_reading import read_journal
 from tests.support.journal_engine import NEVER_MS, journal, journal_of
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 from tests.support.log_parts import (

@@ -13,7 +13,7 @@ from tests.support.server_process import PROJECT
 
 _OPENED = """
 import json, os, sys
-from storage import chdb_library
+from brokerhouse.storage import chdb_library
 if sys.argv[2] == "in a thread":
     chdb_library.load_library()
 elif sys.argv[2] == "after import chdb":

@@ -12,11 +12,17 @@ from uuid import uuid4
 import pytest
 from clickhouse_connect.driver.exceptions import ClickHouseError
 
-from storage import clickhouse, insert_client
-from storage.blocks import INT64, STRING, Table, block
-from storage.clickhouse import ClickHouseServer, ConnectionSettings
-from storage.engine import EngineError, InsertOutcomeUnknown, InsertRejected, NotSent, Parameter
-from storage.native_stream import BlockStream, NotNative
+from brokerhouse.storage import clickhouse, insert_client
+from brokerhouse.storage.blocks import INT64, STRING, Table, block
+from brokerhouse.storage.clickhouse import ClickHouseServer, ConnectionSettings
+from brokerhouse.storage.engine import (
+    EngineError,
+    InsertOutcomeUnknown,
+    InsertRejected,
+    NotSent,
+    Parameter,
+)
+from brokerhouse.storage.native_stream import BlockStream, NotNative
 from tests.support.engine_process import EngineProcess
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import LIMIT_S, until_async

@@ -20,21 +20,26 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner, Result
 
-from broker.cli import cluster as cli_cluster
-from broker.cluster.config import ClusterConfig, load_cluster
-from broker.cluster.leases import BrokerSession
-from broker.cluster.servers import layout, opened, registry_of
-from broker.log import producer_states, transaction_tables
-from common.text_table import word_set
-from storage import cluster_schema
-from storage.clickhouse import ClickHouseServer
-from storage.cluster_schema import SCHEMA_KEY, Migrated, _Version, migrate_cluster
-from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, foundation, shard_migrations
-from storage.engine import EngineError
-from storage.registry import STATEMENT_LIMIT_MS, KeeperRegistry
-from storage.schema import migrations
-from storage.schema_files import SchemaError
-from storage.slot_map import SLOTS_KEY, SlotMap
+from brokerhouse.broker.cli import cluster as cli_cluster
+from brokerhouse.broker.cluster.config import ClusterConfig, load_cluster
+from brokerhouse.broker.cluster.leases import BrokerSession
+from brokerhouse.broker.cluster.servers import layout, opened, registry_of
+from brokerhouse.broker.log import producer_states, transaction_tables
+from brokerhouse.common.text_table import word_set
+from brokerhouse.storage import cluster_schema
+from brokerhouse.storage.clickhouse import ClickHouseServer
+from brokerhouse.storage.cluster_schema import SCHEMA_KEY, Migrated, _Version, migrate_cluster
+from brokerhouse.storage.cluster_sql import (
+    SHARD_DATABASE,
+    ClusterLayout,
+    foundation,
+    shard_migrations,
+)
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import STATEMENT_LIMIT_MS, KeeperRegistry
+from brokerhouse.storage.schema import migrations
+from brokerhouse.storage.schema_files import SchemaError
+from brokerhouse.storage.slot_map import SLOTS_KEY, SlotMap
 from tests.support.engine_process import EngineProcess
 from tests.support.sql_rows import SqlError
 from tests.support.waiting import LIMIT_S, until_async

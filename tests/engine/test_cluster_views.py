@@ -16,18 +16,18 @@ from itertools import groupby
 import pytest
 import pytest_asyncio
 
-from broker.cli.table_replays import progress_statement
-from common.text_table import word_set
-from storage.cluster_sql import (
+from brokerhouse.broker.cli.table_replays import progress_statement
+from brokerhouse.common.text_table import word_set
+from brokerhouse.storage.cluster_sql import (
     SHARD_DATABASE,
     ClusterLayout,
     ClusterMigration,
     people_migrations,
     shard_migrations,
 )
-from storage.embedded import EmbeddedEngine
-from storage.engine import DATABASE, EngineError, Parameter, Row
-from storage.schema_files import FileKind, Whole, replaced_unread, schema_files
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import DATABASE, EngineError, Parameter, Row
+from brokerhouse.storage.schema_files import FileKind, Whole, replaced_unread, schema_files
 
 LAYOUT = ClusterLayout("test", replicated=False, distributed=True)
 pytestmark = pytest.mark.asyncio(loop_scope="module")

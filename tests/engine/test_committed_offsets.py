@@ -9,16 +9,16 @@ from uuid import UUID
 
 import pytest
 
-from coordinator.messages import (
+from brokerhouse.coordinator.messages import (
     Client,
     CommittedOffset,
     Committer,
     OffsetCommit,
     TopicPartition,
 )
-from coordinator.offsets import CommittedOffsets
-from storage.engine import EngineError
-from storage.row_lane import RowLane
+from brokerhouse.coordinator.offsets import CommittedOffsets
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.row_lane import RowLane
 from tests.support.clock import Clock
 from tests.support.log_parts import ScriptedEngine
 from tests.support.small_tables import (

@@ -12,10 +12,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from common import clock as clocks
-from coordinator import hosted_groups
-from coordinator.coordinator import GroupCoordinator
-from coordinator.messages import (
+from brokerhouse.common import clock as clocks
+from brokerhouse.coordinator import hosted_groups
+from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.coordinator.messages import (
     Client,
     Committer,
     JoinAnswer,
@@ -26,8 +26,8 @@ from coordinator.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from coordinator.transaction_states import Producer
-from protocol.errors import (
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol.errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,
     GroupMaxSizeReached,
@@ -36,7 +36,7 @@ from protocol.errors import (
     UnknownMemberId,
     UnknownServerError,
 )
-from storage.row_lane import RowLane
+from brokerhouse.storage.row_lane import RowLane
 from tests.support.clock import Clock
 from tests.support.coordinators import HOUR_MS, coordinator_on
 from tests.support.log_parts import LANES, ScriptedEngine

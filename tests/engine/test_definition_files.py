@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from storage.data_directory import DataDirectoryError
-from storage.definition_files import DefinitionFiles, file_name
-from storage.definition_guard import DefinitionGuard, names_changed
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
-from storage.merge_pace import SETTING
+from brokerhouse.storage.data_directory import DataDirectoryError
+from brokerhouse.storage.definition_files import DefinitionFiles, file_name
+from brokerhouse.storage.definition_guard import DefinitionGuard, names_changed
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.merge_pace import SETTING
 
 CHANGE = f"ALTER TABLE messages MODIFY SETTING {SETTING} = 100"
 

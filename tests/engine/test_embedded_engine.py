@@ -15,12 +15,12 @@ from uuid import UUID
 
 import pytest
 
-from protocol.columns import COLUMN_LIST
-from storage.data_directory import DataDirectoryError, refuse_without_tables
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, InsertRejected, NativeBlock
-from storage.schema import migrate
-from storage.view_guard import ViewGuard
+from brokerhouse.protocol.columns import COLUMN_LIST
+from brokerhouse.storage.data_directory import DataDirectoryError, refuse_without_tables
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, InsertRejected, NativeBlock
+from brokerhouse.storage.schema import migrate
+from brokerhouse.storage.view_guard import ViewGuard
 from tests.support.engine_owner import EngineOwner
 from tests.support.log_parts import LANES
 from tests.support.message_blocks import block, insert
@@ -65,7 +65,7 @@ async def nothing_runs(engine: EmbeddedEngine) -> bool:
 OPEN_AND_HOLD = """
 import asyncio, sys
 from pathlib import Path
-from storage.embedded import EmbeddedEngine
+from brokerhouse.storage.embedded import EmbeddedEngine
 async def main():
     engine = EmbeddedEngine(Path(sys.argv[1]), 1, fsync=False)
     print("open", flush=True)
@@ -76,8 +76,8 @@ asyncio.run(main())
 OPEN_AND_INSERT = """
 import asyncio, sys
 from pathlib import Path
-from storage.embedded import EmbeddedEngine
-from storage.schema import migrate
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.schema import migrate
 from tests.support.message_blocks import block, insert
 async def main():
     engine = EmbeddedEngine(Path(sys.argv[1]), 1, fsync=False)

@@ -11,28 +11,28 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from broker.settings.config import Settings
-from sql.http.access import Role
-from sql.http.block_connections import EngineListeners
-from sql.http.engine_interface import EngineInterface
-from sql.http.handles import StatementContext
-from sql.http.interface import application
-from sql.http.trusted_gateway import is_small
-from storage import journal_drain
-from storage.block_intake import BlockIntake
-from storage.blocks import block
-from storage.clickhouse import ClickHouseServer, ConnectionSettings
-from storage.cluster_sql import SHARD_DATABASE
-from storage.embedded import EmbeddedEngine
-from storage.engine import (
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.block_connections import EngineListeners
+from brokerhouse.sql.http.engine_interface import EngineInterface
+from brokerhouse.sql.http.handles import StatementContext
+from brokerhouse.sql.http.interface import application
+from brokerhouse.sql.http.trusted_gateway import is_small
+from brokerhouse.storage import journal_drain
+from brokerhouse.storage.block_intake import BlockIntake
+from brokerhouse.storage.blocks import block
+from brokerhouse.storage.clickhouse import ClickHouseServer, ConnectionSettings
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import (
     EngineError,
     InsertOutcomeUnknown,
     InsertRejected,
     NotSent,
     StorageFault,
 )
-from storage.journal import JournaledEngine, JournalLimits, open_journal
-from storage.journal_drain import DrainLimits
+from brokerhouse.storage.journal import JournaledEngine, JournalLimits, open_journal
+from brokerhouse.storage.journal_drain import DrainLimits
 from tests.support.journal_engine import NEVER_MS
 from tests.support.journal_rows import LOG_ROWS, log_row
 from tests.support.sql_client import ANSWER_LIMIT_S

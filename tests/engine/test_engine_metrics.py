@@ -5,8 +5,8 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from broker.monitoring.engine import EngineMetrics
-from storage.embedded import EmbeddedEngine
+from brokerhouse.broker.monitoring.engine import EngineMetrics
+from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support.waiting import until_async
 
 LONG_S = 20.0

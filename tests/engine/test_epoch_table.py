@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from broker.log import epoch_table
-from broker.log.epoch_table import begin_epochs
-from broker.log.partition import PartitionLog
-from broker.log.topic import Topic
-from broker.slots import slot_logs as slot_logs_module
-from protocol.errors import NotLeaderOrFollower
-from storage.engine import Engine, EngineError, Parameter, Row
+from brokerhouse.broker.log import epoch_table
+from brokerhouse.broker.log.epoch_table import begin_epochs
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.slots import slot_logs as slot_logs_module
+from brokerhouse.protocol.errors import NotLeaderOrFollower
+from brokerhouse.storage.engine import Engine, EngineError, Parameter, Row
 from tests.support.log_parts import ScriptedEngine, append, log_of, make_topic, plain
 from tests.support.one_topic import add_partitions, create_topic
 from tests.support.slot_broker import OneBroker

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from feeds.blocks import Counted
-from feeds.definition import FeedOptions, Format
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
+from brokerhouse.feeds.blocks import Counted
+from brokerhouse.feeds.definition import FeedOptions, Format
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
 from tests.support.feed_tables import FEED, FeedTables
 
 

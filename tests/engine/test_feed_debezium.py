@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from feeds.blocks import Counted, Offsets
-from feeds.decoding.debezium_columns import columns_of_change
-from feeds.definition import FeedOptions, Format
-from storage.embedded import EmbeddedEngine
-from storage.engine import TokenUsed
+from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.decoding.debezium_columns import columns_of_change
+from brokerhouse.feeds.definition import FeedOptions, Format
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import TokenUsed
 from tests.support.debezium_samples import CONNECTORS, FULL, KINDS, PLAIN, TOASTED, samples
 from tests.support.feed_tables import FEED, FeedTables
 

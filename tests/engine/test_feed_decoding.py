@@ -16,10 +16,10 @@ import fastavro
 import msgpack
 import pytest
 
-from feeds.blocks import Counted
-from feeds.definition import Format
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
+from brokerhouse.feeds.blocks import Counted
+from brokerhouse.feeds.definition import Format
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
 from tests.support.feed_tables import FEED, FeedTables
 from tests.support.schemas import Schemas
 

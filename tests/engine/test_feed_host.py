@@ -9,21 +9,21 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from broker.feeds.groups import FeedGroups
-from broker.feeds.host import FeedHost, FeedPartition, FeedSessions, embedded_store
-from broker.leadership import BrokerEndpoint
-from broker.slots.groups import SlotGroups
-from broker.slots.leadership import SlotLeadership
-from coordinator.slots import ServedSlots
-from feeds.blocks import Phase
-from feeds.feeder import PartitionFeeder
-from feeds.progress import FeedProgress
-from feeds.tables import ALONE
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
-from storage.registry import TableRegistry
-from storage.row_lane import RowLane
-from storage.slot_map import EMBEDDED, Slot
+from brokerhouse.broker.feeds.groups import FeedGroups
+from brokerhouse.broker.feeds.host import FeedHost, FeedPartition, FeedSessions, embedded_store
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.feeds.blocks import Phase
+from brokerhouse.feeds.feeder import PartitionFeeder
+from brokerhouse.feeds.progress import FeedProgress
+from brokerhouse.feeds.tables import ALONE
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import TableRegistry
+from brokerhouse.storage.row_lane import RowLane
+from brokerhouse.storage.slot_map import EMBEDDED, Slot
 from tests.support.feed_tables import FEED, SOURCE, TOPIC_ID, FeedTables
 from tests.support.journal_engine import journal_of
 

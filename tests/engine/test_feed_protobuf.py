@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
-from feeds.blocks import Counted
-from feeds.definition import Format
-from storage.embedded import EmbeddedEngine
+from brokerhouse.feeds.blocks import Counted
+from brokerhouse.feeds.definition import Format
+from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support.feed_tables import FEED, FeedTables
 from tests.support.schemas import Schemas
 

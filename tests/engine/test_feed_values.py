@@ -14,9 +14,9 @@ import fastavro
 import msgpack
 import pytest
 
-from feeds.blocks import Counted, Offsets
-from feeds.definition import FeedDefinition, FeedOptions, Format
-from storage.embedded import EmbeddedEngine
+from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.definition import FeedDefinition, FeedOptions, Format
+from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support.feed_tables import BLOCK, FEED, TOPIC_ID, FeedTables
 from tests.support.feed_values import (
     DEAD,

@@ -10,10 +10,10 @@ from typing import cast
 import msgpack
 import pytest
 
-from feeds.blocks import Counted, Offsets
-from feeds.definition import Format
-from feeds.writer import BlockWriter
-from storage.embedded import EmbeddedEngine, EngineSession
+from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.writer import BlockWriter
+from brokerhouse.storage.embedded import EmbeddedEngine, EngineSession
 from tests.support.feed_tables import FEED, SOURCE, TOPIC_ID, FeedTables
 
 

@@ -10,10 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from feeds.blocks import Counted, Offsets
-from feeds.definition import Format
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, TokenUsed
+from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.definition import Format
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, TokenUsed
 from tests.support.feed_tables import BLOCK, FEED, SOURCE, FeedTables
 
 

@@ -13,16 +13,16 @@ from uuid import uuid4
 
 import pytest
 
-from feeds.blocks import Offsets, Phase
-from feeds.decoding.client import ValueDecoder
-from feeds.definition import FeedDefinition
-from feeds.feeder import PartitionFeeder
-from feeds.progress import FeedProgress, Fenced
-from feeds.writer import BlockWriter
-from storage.embedded import EmbeddedEngine, EngineSession
-from storage.engine import EngineError
-from storage.registry import TableRegistry
-from storage.row_lane import RowLane
+from brokerhouse.feeds.blocks import Offsets, Phase
+from brokerhouse.feeds.decoding.client import ValueDecoder
+from brokerhouse.feeds.definition import FeedDefinition
+from brokerhouse.feeds.feeder import PartitionFeeder
+from brokerhouse.feeds.progress import FeedProgress, Fenced
+from brokerhouse.feeds.writer import BlockWriter
+from brokerhouse.storage.embedded import EmbeddedEngine, EngineSession
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import TableRegistry
+from brokerhouse.storage.row_lane import RowLane
 from tests.support.feed_tables import BLOCK, FEED, SOURCE, FeedTables, OneShard
 from tests.support.seeds import seeds
 

@@ -8,13 +8,13 @@ from uuid import UUID
 
 import pytest
 
-from broker.log.fence import SESSION_DAYS, block_token, burn, fence
-from common.clock import DAY_MS
-from protocol._decode_batches import BlockBuilder
-from protocol.columns import COLUMN_LIST
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, InsertOutcomeUnknown, Parameter
-from storage.engine import Row as EngineRow
+from brokerhouse.broker.log.fence import SESSION_DAYS, block_token, burn, fence
+from brokerhouse.common.clock import DAY_MS
+from brokerhouse.protocol._decode_batches import BlockBuilder
+from brokerhouse.protocol.columns import COLUMN_LIST
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, InsertOutcomeUnknown, Parameter
+from brokerhouse.storage.engine import Row as EngineRow
 from tests.support.log_parts import ScriptedEngine, header_of, plain
 
 SESSION = 41

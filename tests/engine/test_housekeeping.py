@@ -9,22 +9,26 @@ from functools import partial
 
 import pytest
 
-from broker.cluster.housekeeping import Housekeeping, all_have_read, is_topic_housekeeper
-from broker.cluster.leases import BrokerSession, SessionState
-from broker.cluster.session import housekeeper_of
-from broker.cluster.topic_registry import TopicRegistry
-from broker.from_settings import decompressions
-from broker.log.tail_cache import TailCache
-from broker.log.topic import Topic
-from broker.settings.config import Settings
-from broker.slots.shard_host import ShardHost, ShardHosts
-from broker.topics.catalog import TopicCatalog
-from broker.topics.topic_cleanup import TopicCleanup
-from common.clock import DAY_MS
-from coordinator.slots import ServedSlots
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
-from storage.slot_map import SlotMap
+from brokerhouse.broker.cluster.housekeeping import (
+    Housekeeping,
+    all_have_read,
+    is_topic_housekeeper,
+)
+from brokerhouse.broker.cluster.leases import BrokerSession, SessionState
+from brokerhouse.broker.cluster.session import housekeeper_of
+from brokerhouse.broker.cluster.topic_registry import TopicRegistry
+from brokerhouse.broker.from_settings import decompressions
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.broker.topics.topic_cleanup import TopicCleanup
+from brokerhouse.common.clock import DAY_MS
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.slot_map import SlotMap
 from tests.support.clock import NOON
 from tests.support.cluster_parts import begin_session, embedded_shard, own_session
 from tests.support.one_topic import add_partitions, create_topic, delete_topic
@@ -124,7 +128,7 @@ async def test_topics_of_the_registry_are_written_to_the_shard_and_long_absent_o
     await add_partitions(house.catalog, topic, 5)
     await house.keeping.round()
     assert await house.engine.rows(live) == [["gone", 1], ["orders", 5]]
-    monkeypatch.setattr("broker.cluster.housekeeping._ABSENT_FOR_S", 0.0)
+    monkeypatch.setattr("brokerhouse.broker.cluster.housekeeping._ABSENT_FOR_S", 0.0)
     await house.keeping.round()
     assert await house.engine.rows(live) == [["orders", 5]]
 
@@ -148,7 +152,7 @@ async def test_a_minute_is_counted_when_every_broker_has_left_it(
 async def test_a_minute_is_counted_in_parts_up_to_the_append_floor_of_every_broker(
     house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.log.rollup._MANY_WHEN_QUIET", 3)
+    monkeypatch.setattr("brokerhouse.broker.log.rollup._MANY_WHEN_QUIET", 3)
     topic = await create_topic(house.catalog, "orders", 1, {})
     await house.keeping.round()
     windows = (

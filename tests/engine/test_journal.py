@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from storage.blocks import block
-from storage.data_directory import DataDirectoryError
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, NotSent, StorageFault
-from storage.journal import JournaledEngine
-from storage.journal_drain import DrainLimits, inserts_of
-from storage.journal_files import JournalBlock, JournalWriter
-from storage.journal_register import register_path
-from storage.journal_statements import LOG, ROWS, streams_of
-from storage.view_doubts import InDoubt
+from brokerhouse.storage.blocks import block
+from brokerhouse.storage.data_directory import DataDirectoryError
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, NotSent, StorageFault
+from brokerhouse.storage.journal import JournaledEngine
+from brokerhouse.storage.journal_drain import DrainLimits, inserts_of
+from brokerhouse.storage.journal_files import JournalBlock, JournalWriter
+from brokerhouse.storage.journal_register import register_path
+from brokerhouse.storage.journal_statements import LOG, ROWS, streams_of
+from brokerhouse.storage.view_doubts import InDoubt
 from tests.support.journal_engine import NEVER_MS, journal, journal_of
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 from tests.support.server_process import PROJECT

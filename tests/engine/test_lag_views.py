@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from broker.log.rollup import Rollup
-from storage.embedded import EmbeddedEngine
-from storage.engine import Row
+from brokerhouse.broker.log.rollup import Rollup
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import Row
 from tests.support.counted_log import HOUR, MINUTE, CountedEngine, Log
 
 HOUR_S = 3600

@@ -8,20 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from broker.log.appender import Appender
-from broker.log.block import Appended, Outcome, PendingAppend
-from broker.log.decompression import Decompressions
-from broker.log.partition import PartitionLog
-from broker.log.tail_cache import TailCache
-from broker.log.write_lease import EndlessSession, WriteLease
-from protocol.compression import compress
-from protocol.errors import (
+from brokerhouse.broker.log.appender import Appender
+from brokerhouse.broker.log.block import Appended, Outcome, PendingAppend
+from brokerhouse.broker.log.decompression import Decompressions
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.broker.log.write_lease import EndlessSession, WriteLease
+from brokerhouse.protocol.compression import compress
+from brokerhouse.protocol.errors import (
     InvalidRecord,
     MessageTooLarge,
     NotLeaderOrFollower,
     RequestTimedOut,
 )
-from storage.embedded import EmbeddedEngine
+from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support.log_parts import (
     LIMITS,
     ScriptedEngine,

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.membership import CacheWorker, SharedCache
-from coordinator.messages import GroupRecord, OffsetCommit
-from coordinator.offsets import CommittedOffsets
-from coordinator.slots import always
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
-from storage.row_lane import RowLane
+from brokerhouse.coordinator.membership import CacheWorker, SharedCache
+from brokerhouse.coordinator.messages import GroupRecord, OffsetCommit
+from brokerhouse.coordinator.offsets import CommittedOffsets
+from brokerhouse.coordinator.slots import always
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.row_lane import RowLane
 from tests.support.clock import Clock
 from tests.support.engine_owner import EngineOwner
 from tests.support.group_records import COMMITTER, TOPIC_ID, group, member
@@ -615,12 +615,12 @@ async def test_a_single_broker_sends_one_query_per_refresh(
 CHANGE_GROUPS_FOR_EVER = """
 import asyncio, sys
 from pathlib import Path
-from common.clock import Clock
-from coordinator.membership import SharedCache
-from coordinator.messages import OffsetCommit
-from coordinator.offsets import CommittedOffsets
-from storage.embedded import EmbeddedEngine
-from storage.schema import migrate
+from brokerhouse.common.clock import Clock
+from brokerhouse.coordinator.membership import SharedCache
+from brokerhouse.coordinator.messages import OffsetCommit
+from brokerhouse.coordinator.offsets import CommittedOffsets
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.schema import migrate
 from tests.support.small_tables import ENDLESS, NODE_ID, make_lane
 from tests.support.group_records import COMMITTER, TOPIC_ID, group, member
 

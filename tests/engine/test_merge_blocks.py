@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from storage._merge_blocks import block_rows, merge_blocks
-from storage.embedded import EmbeddedEngine
+from brokerhouse.storage._merge_blocks import block_rows, merge_blocks
+from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support import message_blocks
 from tests.support.record_batches import Record, batch_of
 from tests.support.record_codecs import COMPILED, append

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from storage import merge_pace
-from storage.blocks import block
-from storage.disk_reserve import LOW_BYTES
-from storage.engine import EngineError
-from storage.journal import JournaledEngine
-from storage.journal_drain import DrainLimits
-from storage.merge_pace import SETTING, MergePace
+from brokerhouse.storage import merge_pace
+from brokerhouse.storage.blocks import block
+from brokerhouse.storage.disk_reserve import LOW_BYTES
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.journal import JournaledEngine
+from brokerhouse.storage.journal_drain import DrainLimits
+from brokerhouse.storage.merge_pace import SETTING, MergePace
 from tests.support.journal_engine import NEVER_MS, journal
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row
 from tests.support.waiting import until_async

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from storage import new_directory
-from storage.data_directory import DataDirectoryError, lock_directory
-from storage.embedded import EmbeddedEngine
-from storage.new_directory import begin_directory, definitions_in
-from storage.part_codecs import set_part_codecs
-from storage.schema import migrate, migrations
+from brokerhouse.storage import new_directory
+from brokerhouse.storage.data_directory import DataDirectoryError, lock_directory
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.new_directory import begin_directory, definitions_in
+from brokerhouse.storage.part_codecs import set_part_codecs
+from brokerhouse.storage.schema import migrate, migrations
 from tests.support.broker_process import BrokerProcess
 from tests.support.server_process import PROJECT
 
@@ -109,9 +109,9 @@ def _no_space(path: object) -> None:
 
 _KILLED_AT = """
 import os, signal, sys
-from broker import single
-from broker.cli.main import main
-from storage import new_directory
+from brokerhouse.broker import single
+from brokerhouse.broker.cli.main import main
+from brokerhouse.storage import new_directory
 
 def end(*_):
     os.kill(os.getpid(), signal.SIGKILL)

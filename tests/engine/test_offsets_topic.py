@@ -8,16 +8,16 @@ from uuid import UUID
 
 import pytest
 
-from broker.offsets_topic import offsets_log, offsets_topic
-from broker.offsets_topic.offsets_topic import OffsetsTopic
-from broker.settings.config import Settings
-from common.clock import wall_ms
-from coordinator.coordinator import GroupCoordinator
-from coordinator.messages import Client, Committer, OffsetCommit
-from coordinator.slots import kafka_partition
-from protocol.errors import NotLeaderOrFollower, UnknownTopicOrPartition
-from storage.embedded import EmbeddedEngine
-from storage.row_lane import RowLane
+from brokerhouse.broker.offsets_topic import offsets_log, offsets_topic
+from brokerhouse.broker.offsets_topic.offsets_topic import OffsetsTopic
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.coordinator.messages import Client, Committer, OffsetCommit
+from brokerhouse.coordinator.slots import kafka_partition
+from brokerhouse.protocol.errors import NotLeaderOrFollower, UnknownTopicOrPartition
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.row_lane import RowLane
 from tests.support.clock import Clock
 from tests.support.coordinators import all_groups, coordinator_on
 from tests.support.record_batches import Row, decoded

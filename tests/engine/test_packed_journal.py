@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from protocol.columns import COLUMN_LIST
-from protocol.compression import compress
-from protocol.packed_blocks import is_packed, native_bytes
-from storage.blocks import block
-from storage.embedded import EmbeddedEngine
-from storage.engine import InsertRejected, Row
-from storage.journal import JournaledEngine
-from storage.journal_drain import DrainLimits, inserts_of
-from storage.journal_files import JournalBlock
-from storage.journal_reading import read_journal
-from storage.journal_statements import LOG, ROWS
+from brokerhouse.protocol.columns import COLUMN_LIST
+from brokerhouse.protocol.compression import compress
+from brokerhouse.protocol.packed_blocks import is_packed, native_bytes
+from brokerhouse.storage.blocks import block
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import InsertRejected, Row
+from brokerhouse.storage.journal import JournaledEngine
+from brokerhouse.storage.journal_drain import DrainLimits, inserts_of
+from brokerhouse.storage.journal_files import JournalBlock
+from brokerhouse.storage.journal_reading import read_journal
+from brokerhouse.storage.journal_statements import LOG, ROWS
 from tests.support.journal_engine import NEVER_MS, journal, journal_of
 from tests.support.journal_rows import (
     LOG_ROWS,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage.embedded import EmbeddedEngine
-from storage.parameters import parameter_texts
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.parameters import parameter_texts
 
 NASTY = "'\"`\\\t\n\r\0\b\f\v{}[](),:;--/**/%s$1 \\N \\' '' é 😀 \u2028 \ufeff"
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from storage.disk_reserve import LOW_BYTES
-from storage.embedded import EmbeddedEngine
-from storage.part_codecs import set_part_codecs
-from storage.schema import migrate
+from brokerhouse.storage.disk_reserve import LOW_BYTES
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.part_codecs import set_part_codecs
+from brokerhouse.storage.schema import migrate
 
 # Letters that only an entropy coder makes smaller.
 ROWS = "SELECT number AS offset, hex(sipHash128(number)) AS key, hex(sipHash128(-number)) AS value"

@@ -10,14 +10,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from common.clock import Clock
-from coordinator.messages import Client, Committer, OffsetCommit
-from coordinator.offsets import CommittedOffsets
-from coordinator.pending_offsets import PendingOffsets
-from coordinator.transaction_states import Producer
-from protocol.errors import TransactionCoordinatorFenced
-from storage.embedded import EmbeddedEngine
-from storage.row_lane import RowLane
+from brokerhouse.common.clock import Clock
+from brokerhouse.coordinator.messages import Client, Committer, OffsetCommit
+from brokerhouse.coordinator.offsets import CommittedOffsets
+from brokerhouse.coordinator.pending_offsets import PendingOffsets
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol.errors import TransactionCoordinatorFenced
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.row_lane import RowLane
 from tests.support.log_parts import LANES
 
 GROUP, TOPIC, TOPIC_ID = "group", "events", UUID(int=1)

@@ -8,22 +8,30 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.log import producer_states as states_module
-from broker.log.appender import Appender
-from broker.log.block import PendingMarker
-from broker.log.checkpoints import CHECKPOINTS
-from broker.log.log_starts import LogStarts
-from broker.log.mutations import is_changing
-from broker.log.partition import PartitionLog
-from broker.log.producer_recovery import stored_producer
-from broker.log.producer_states import PRODUCER_STATES, ProducerStates, ProducerStateSweep
-from broker.log.producers import BATCHES_KEPT, ProducerEntry
-from common.clock import DAY_MS, wall_ms
-from protocol.control_batches import control_batch
-from protocol.errors import InvalidProducerEpoch, KafkaStorageError, OutOfOrderSequenceNumber
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
-from storage.row_lane import RowLane, TableRows
+from brokerhouse.broker.log import producer_states as states_module
+from brokerhouse.broker.log.appender import Appender
+from brokerhouse.broker.log.block import PendingMarker
+from brokerhouse.broker.log.checkpoints import CHECKPOINTS
+from brokerhouse.broker.log.log_starts import LogStarts
+from brokerhouse.broker.log.mutations import is_changing
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.producer_recovery import stored_producer
+from brokerhouse.broker.log.producer_states import (
+    PRODUCER_STATES,
+    ProducerStates,
+    ProducerStateSweep,
+)
+from brokerhouse.broker.log.producers import BATCHES_KEPT, ProducerEntry
+from brokerhouse.common.clock import DAY_MS, wall_ms
+from brokerhouse.protocol.control_batches import control_batch
+from brokerhouse.protocol.errors import (
+    InvalidProducerEpoch,
+    KafkaStorageError,
+    OutOfOrderSequenceNumber,
+)
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.row_lane import RowLane, TableRows
 from tests.support import log_parts
 from tests.support.alone import OneLane, OneShard
 from tests.support.log_parts import (

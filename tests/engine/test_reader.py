@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.log import reader as reader_module
-from broker.log.partition import PartitionLog
-from broker.log.reader import ColdReader
-from broker.log.row_sources import RowSource
-from broker.log.tail_cache import TailCache
-from protocol._batches import parse_headers
-from protocol.compression import compress
-from storage.embedded import EmbeddedEngine
-from storage.engine import Engine, EngineError
+from brokerhouse.broker.log import reader as reader_module
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.reader import ColdReader
+from brokerhouse.broker.log.row_sources import RowSource
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.protocol._batches import parse_headers
+from brokerhouse.protocol.compression import compress
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import Engine, EngineError
 from tests.support import record_batches
 from tests.support.alone import OneShard
 from tests.support.log_parts import (

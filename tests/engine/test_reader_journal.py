@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from broker.log import reader as reader_module
-from broker.log.partition import PartitionLog
-from broker.log.reader import ColdReader
-from broker.log.row_sources import JournaledRows
-from broker.log.tail_cache import TailCache
-from storage.journal import JournaledEngine
+from brokerhouse.broker.log import reader as reader_module
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.reader import ColdReader
+from brokerhouse.broker.log.row_sources import JournaledRows
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.storage.journal import JournaledEngine
 from tests.support import log_parts
 from tests.support.alone import OneShard
 from tests.support.journal_engine import journal

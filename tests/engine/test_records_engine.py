@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protocol.columns import COLUMNS, READ_COLUMNS
-from protocol.errors import InvalidRecord
-from storage.schema_files import Rendering, schema_files
+from brokerhouse.protocol.columns import COLUMNS, READ_COLUMNS
+from brokerhouse.protocol.errors import InvalidRecord
+from brokerhouse.storage.schema_files import Rendering, schema_files
 from tests.support import record_batches as make
 from tests.support.chdb_process import ChdbProcess
 from tests.support.record_batches import Batch, Record, Row, batch_of

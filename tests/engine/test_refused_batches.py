@@ -8,19 +8,19 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from broker.api import APIS
-from broker.api.context import RequestContext
-from broker.api.produce import produce
-from broker.log import refused_batches as refused
-from broker.log.appender import Appender
-from broker.log.partition import PartitionLog
-from broker.log.refused_batches import RefusedBatches
-from broker.log.topic import Topic
-from broker.memory import ResponseMemory
-from broker.node import Broker
-from protocol._produce_request import decode_produce_request
-from protocol._request_head import RequestHeader
-from protocol.errors import (
+from brokerhouse.broker.api import APIS
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.api.produce import produce
+from brokerhouse.broker.log import refused_batches as refused
+from brokerhouse.broker.log.appender import Appender
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.refused_batches import RefusedBatches
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.memory import ResponseMemory
+from brokerhouse.broker.node import Broker
+from brokerhouse.protocol._produce_request import decode_produce_request
+from brokerhouse.protocol._request_head import RequestHeader
+from brokerhouse.protocol.errors import (
     InvalidRecord,
     KafkaError,
     KafkaStorageError,
@@ -28,8 +28,8 @@ from protocol.errors import (
     OutOfOrderSequenceNumber,
     RequestTimedOut,
 )
-from protocol.versions import ApiKey
-from storage.embedded import EmbeddedEngine
+from brokerhouse.protocol.versions import ApiKey
+from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support import messages
 from tests.support.log_parts import (
     ScriptedEngine,

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from broker.transactions.producer_ids import ProducerIds
-from storage.clickhouse import ClickHouseServer, ConnectionSettings
-from storage.cluster_sql import SHARD_DATABASE
-from storage.embedded import EmbeddedEngine
-from storage.engine import Engine, EngineError, Parameter, Row
-from storage.registry import KeeperRegistry, Registry, TableRegistry, Versioned
-from storage.schema import migrate
+from brokerhouse.broker.transactions.producer_ids import ProducerIds
+from brokerhouse.storage.clickhouse import ClickHouseServer, ConnectionSettings
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import Engine, EngineError, Parameter, Row
+from brokerhouse.storage.registry import KeeperRegistry, Registry, TableRegistry, Versioned
+from brokerhouse.storage.schema import migrate
 from tests.support.engine_process import EngineProcess
 from tests.support.zookeeper import Keeper
 

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.log import removals as removals_module
-from broker.log.partition import PartitionLog
-from broker.log.producer_states import ProducerStates
-from broker.log.reader import ColdReader
-from broker.log.removals import Piece, Range, Removals, clipped, pieces
-from broker.log.tail_cache import TailCache
-from common.clock import DAY_MS, wall_ms
-from protocol.errors import NotLeaderOrFollower
-from storage.embedded import EmbeddedEngine
-from storage.engine import Engine
-from storage.row_lane import RowLane
+from brokerhouse.broker.log import removals as removals_module
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.producer_states import ProducerStates
+from brokerhouse.broker.log.reader import ColdReader
+from brokerhouse.broker.log.removals import Piece, Range, Removals, clipped, pieces
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.common.clock import DAY_MS, wall_ms
+from brokerhouse.protocol.errors import NotLeaderOrFollower
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import Engine
+from brokerhouse.storage.row_lane import RowLane
 from tests.support.alone import OneLane, OneShard
 from tests.support.embedded_topics import catalog_on
 from tests.support.log_parts import (

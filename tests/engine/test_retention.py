@@ -9,16 +9,16 @@ from dataclasses import replace
 
 import pytest
 
-from broker.log.checkpoints import read_checkpoints
-from broker.log.log_starts import LogStarts
-from broker.log.partition import PartitionLog
-from broker.log.producer_states import ProducerStates
-from broker.log.retention import AlwaysSettled, Retention
-from broker.log.row_sources import RowLanes
-from common.clock import DAY_MS, wall_ms
-from storage.embedded import EmbeddedEngine
-from storage.engine import Engine, EngineError
-from storage.row_lane import RowLane
+from brokerhouse.broker.log.checkpoints import read_checkpoints
+from brokerhouse.broker.log.log_starts import LogStarts
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.producer_states import ProducerStates
+from brokerhouse.broker.log.retention import AlwaysSettled, Retention
+from brokerhouse.broker.log.row_sources import RowLanes
+from brokerhouse.common.clock import DAY_MS, wall_ms
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import Engine, EngineError
+from brokerhouse.storage.row_lane import RowLane
 from tests.support.alone import OneLane, OneShard
 from tests.support.clock import NOON, Clock
 from tests.support.log_parts import ScriptedEngine, make_log, make_topic

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from broker.log import rollup as rollup_module
-from broker.log.rollup import AppendedRows, Rollup
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, Parameter
-from storage.engine import Row as EngineRow
-from storage.schema import migrations
-from storage.schema_files import ROW_BYTES, ROW_BYTES_BY_SIZES
+from brokerhouse.broker.log import rollup as rollup_module
+from brokerhouse.broker.log.rollup import AppendedRows, Rollup
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, Parameter
+from brokerhouse.storage.engine import Row as EngineRow
+from brokerhouse.storage.schema import migrations
+from brokerhouse.storage.schema_files import ROW_BYTES, ROW_BYTES_BY_SIZES
 from tests.support.clock import NOON
 from tests.support.counted_log import DAY, HOUR, MINUTE, CountedEngine, Log
 from tests.support.examples import up_to

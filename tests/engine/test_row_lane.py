@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from storage import row_lane
-from storage.blocks import INT32, Table
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, StorageFault
-from storage.row_lane import PartlyStored, RowLane, TableRows
+from brokerhouse.storage import row_lane
+from brokerhouse.storage.blocks import INT32, Table
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, StorageFault
+from brokerhouse.storage.row_lane import PartlyStored, RowLane, TableRows
 from tests.support.log_parts import ScriptedEngine
 from tests.support.small_tables import make_lane, settled
 

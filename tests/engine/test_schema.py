@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.tables import GROUPS, HEARTBEATS, MEMBERS, OFFSETS
-from protocol.columns import COLUMNS
-from storage import schema
-from storage.blocks import Table
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, Parameter
-from storage.schema import Migration, migrate, migrations
-from storage.schema_files import SchemaError, SchemaFile, parse, replaced_unread
+from brokerhouse.coordinator.tables import GROUPS, HEARTBEATS, MEMBERS, OFFSETS
+from brokerhouse.protocol.columns import COLUMNS
+from brokerhouse.storage import schema
+from brokerhouse.storage.blocks import Table
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, Parameter
+from brokerhouse.storage.schema import Migration, migrate, migrations
+from brokerhouse.storage.schema_files import SchemaError, SchemaFile, parse, replaced_unread
 
 SMALL_TABLES = [GROUPS, MEMBERS, HEARTBEATS, OFFSETS]
 

@@ -10,10 +10,10 @@ from uuid import uuid4
 
 import pytest
 
-from storage import shards
-from storage.blocks import INT64, STRING, Table, block
-from storage.clickhouse import ClickHouseServer, ConnectionSettings
-from storage.engine import (
+from brokerhouse.storage import shards
+from brokerhouse.storage.blocks import INT64, STRING, Table, block
+from brokerhouse.storage.clickhouse import ClickHouseServer, ConnectionSettings
+from brokerhouse.storage.engine import (
     EngineError,
     InsertOutcomeUnknown,
     InsertRejected,
@@ -22,8 +22,8 @@ from storage.engine import (
     Row,
     TokenUsed,
 )
-from storage.registry import STATEMENT_LIMIT_MS
-from storage.shards import SYNCED_TABLES, AnyServer, Shard
+from brokerhouse.storage.registry import STATEMENT_LIMIT_MS
+from brokerhouse.storage.shards import SYNCED_TABLES, AnyServer, Shard
 from tests.support.engine_process import EngineProcess
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import LIMIT_S, until_async

@@ -9,21 +9,21 @@ from typing import Any, cast
 
 import pytest
 
-from broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
-from broker.led_partitions import LedPartitions
-from broker.log.topic import Topic
-from broker.settings.config import Settings
-from broker.topics.catalog import NewTopic, TopicCatalog
-from broker.topics.topic_cleanup import TopicCleanup
-from protocol.errors import (
+from brokerhouse.broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
+from brokerhouse.broker.led_partitions import LedPartitions
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.topics.catalog import NewTopic, TopicCatalog
+from brokerhouse.broker.topics.topic_cleanup import TopicCleanup
+from brokerhouse.protocol.errors import (
     InvalidPartitions,
     NotLeaderOrFollower,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
-from storage.registry import Registry, Versioned
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import Registry, Versioned
 from tests.support.clock import NOON
 from tests.support.cluster_parts import DeletedTopics
 from tests.support.log_parts import log_of

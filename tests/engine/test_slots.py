@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from broker.cluster.session import SessionOver
-from broker.cluster.topic_registry import TopicRegistry
-from broker.settings.config import Settings
-from broker.topics.catalog import TopicCatalog
-from protocol.errors import KafkaStorageError, NotLeaderOrFollower
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
+from brokerhouse.broker.cluster.session import SessionOver
+from brokerhouse.broker.cluster.topic_registry import TopicRegistry
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.protocol.errors import KafkaStorageError, NotLeaderOrFollower
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
 from tests.support.alone import GivenLogs
 from tests.support.log_parts import ScriptedEngine, append, log_of, plain
 from tests.support.one_topic import create_topic

@@ -11,12 +11,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from broker.log import sweep as sweep_module
-from broker.log.fence import burn, fence
-from broker.log.sweep import Sweep, is_over, is_worth_it
-from broker.topics.topic_cleanup import remove_rows
-from storage.embedded import EmbeddedEngine
-from storage.schema import migrate
+from brokerhouse.broker.log import sweep as sweep_module
+from brokerhouse.broker.log.fence import burn, fence
+from brokerhouse.broker.log.sweep import Sweep, is_over, is_worth_it
+from brokerhouse.broker.topics.topic_cleanup import remove_rows
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.schema import migrate
 from tests.support.clock import NOON, Clock
 from tests.support.log_parts import LANES, make_topic
 from tests.support.stored_rows import store_minute, store_records, store_topic

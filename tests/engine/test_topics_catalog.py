@@ -11,17 +11,17 @@ from uuid import UUID
 
 import pytest
 
-from broker.log.appender import Appender
-from broker.log.topic import Topic
-from broker.topics.catalog import NewTopic, TopicCatalog
-from protocol.errors import (
+from brokerhouse.broker.log.appender import Appender
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.topics.catalog import NewTopic, TopicCatalog
+from brokerhouse.protocol.errors import (
     InvalidPartitions,
     InvalidTopic,
     TopicAlreadyExists,
     UnknownTopicOrPartition,
 )
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, Parameter
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, Parameter
 from tests.support import log_parts
 from tests.support.alone import all_logs
 from tests.support.embedded_topics import catalog_on, cleaned_up, cleanup_of
@@ -440,7 +440,7 @@ async def test_a_clean_up_that_failed_is_tried_again_while_the_broker_runs(
 async def test_rows_are_removed_after_each_deletion_and_again_after_a_failure(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.topics.topic_cleanup._EVERY_S", 0.05)
+    monkeypatch.setattr("brokerhouse.broker.topics.topic_cleanup._EVERY_S", 0.05)
     scripted = ScriptedEngine(engine)
     catalog = await restarted(scripted)
     cleanup = cleanup_of(catalog)

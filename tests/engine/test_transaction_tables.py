@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from broker.log import transaction_tables
-from broker.log.transaction_tables import TransactionSweep
-from common.clock import DAY_MS
-from storage.embedded import EmbeddedEngine
+from brokerhouse.broker.log import transaction_tables
+from brokerhouse.broker.log.transaction_tables import TransactionSweep
+from brokerhouse.common.clock import DAY_MS
+from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support.waiting import until_async
 
 TOPIC_ID = "00000000-0000-0000-0000-000000000001"

@@ -10,17 +10,17 @@ from uuid import uuid4
 
 import pytest
 
-from broker.log.appender import Appender
-from broker.log.block import Appended, Outcome, PendingAppend, PendingMarker
-from broker.log.partition import PartitionLog
-from broker.log.reader import ColdReader
-from broker.log.transaction_recovery import recover_transactions
-from broker.log.transaction_tables import ended_rows
-from broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
-from broker.transactions.transaction_markers import Marker, MarkerWriter
-from coordinator.transaction_states import Producer
-from protocol.control_batches import control_batch
-from protocol.errors import (
+from brokerhouse.broker.log.appender import Appender
+from brokerhouse.broker.log.block import Appended, Outcome, PendingAppend, PendingMarker
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.reader import ColdReader
+from brokerhouse.broker.log.transaction_recovery import recover_transactions
+from brokerhouse.broker.log.transaction_tables import ended_rows
+from brokerhouse.broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
+from brokerhouse.broker.transactions.transaction_markers import Marker, MarkerWriter
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol.control_batches import control_batch
+from brokerhouse.protocol.errors import (
     InvalidProducerEpoch,
     InvalidTxnState,
     KafkaError,
@@ -28,9 +28,9 @@ from protocol.errors import (
     RequestTimedOut,
     TransactionCoordinatorFenced,
 )
-from storage.blocks import block
-from storage.embedded import EmbeddedEngine
-from storage.row_lane import RowLane, TableRows
+from brokerhouse.storage.blocks import block
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.row_lane import RowLane, TableRows
 from tests.support.alone import OneLane, OneShard
 from tests.support.log_parts import (
     LANES,

@@ -18,7 +18,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from kafka.protocol.producer import InitProducerIdRequest
 
-from storage.backup_files import BackupError, check_written
+from brokerhouse.storage.backup_files import BackupError, check_written
 from tests.conftest import OwnBrokers
 from tests.faults.test_restart import Load, log_by_consumer, log_by_sql
 from tests.support import messages
@@ -433,7 +433,7 @@ def test_a_damaged_backup_is_not_restored(
 def test_a_backup_of_a_newer_version_is_not_restored(
     backup: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage.restore.migrations", lambda: [Older])
+    monkeypatch.setattr("brokerhouse.storage.restore.migrations", lambda: [Older])
     told = refused_restore(backup, tmp_path / "restored")
     assert "was made by a newer version of brokerhouse" in told
 

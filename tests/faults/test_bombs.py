@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 from kafka.protocol.api_message import ApiMessage
 
-from protocol.compression import Codec, compress
+from brokerhouse.protocol.compression import Codec, compress
 from tests.conftest import RunBroker
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess

@@ -283,7 +283,14 @@ class Feeder(Part):
     """A process of `brokerhouse feed`."""
 
     def __init__(self, cluster: Cluster, number: int) -> None:
-        command = [sys.executable, "-m", "broker.cli", "feed", "--config", str(cluster.config_path)]
+        command = [
+            sys.executable,
+            "-m",
+            "brokerhouse",
+            "feed",
+            "--config",
+            str(cluster.config_path),
+        ]
         log_path = cluster.directory / f"feeder{number}.log"
         super().__init__(f"feeder {number}", cluster.brokers[0].host, command, log_path)
 

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
-from protocol import errors
-from storage.data_directory import lock_directory
+from brokerhouse.protocol import errors
+from brokerhouse.storage.data_directory import lock_directory
 from tests.faults.bystander import Bystander
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess

@@ -16,10 +16,10 @@ import pytest
 from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.protocol.producer import InitProducerIdRequest
 
-from broker.api import APIS
-from protocol import errors
-from protocol.versions import ApiKey
-from storage.definition_files import DefinitionFiles
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol import errors
+from brokerhouse.protocol.versions import ApiKey
+from brokerhouse.storage.definition_files import DefinitionFiles
 from tests.conftest import OwnBrokers
 from tests.support import messages, samples
 from tests.support.broker_process import NEVER_MS, BrokerProcess
@@ -444,9 +444,9 @@ class TestDefinitions:
 _CHANGE_DEFINITIONS = """
 import asyncio, sys
 from pathlib import Path
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError
-from storage.schema import migrate
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.schema import migrate
 async def main():
     engine = EmbeddedEngine(Path(sys.argv[1]), 1, fsync=False)
     await migrate(engine)
@@ -482,7 +482,8 @@ def _empty_definition(data_dir: Path, table: str, *, copied: bool) -> Path:
 def _run_sql(data_dir: Path, sql: str) -> None:
     """With every right, on the data directory of a broker that has stopped."""
     program = (
-        "import sys; from pathlib import Path; from storage.embedded import EmbeddedEngine;"
+        "import sys; from pathlib import Path;"
+        " from brokerhouse.storage.embedded import EmbeddedEngine;"
         " EmbeddedEngine(Path(sys.argv[1]), 1, False).handle().query(sys.argv[2], 'Null');"
         " import os; os._exit(0)"
     )

@@ -107,7 +107,7 @@ def decoder_of(broker: BrokerProcess) -> int | None:
             command = Path(f"/proc/{child}/cmdline").read_bytes()
         except OSError:  # it has just ended
             continue
-        if b"feeds.decoding.worker" in command:
+        if b"brokerhouse.feeds.decoding.worker" in command:
             return int(child)
     return None
 

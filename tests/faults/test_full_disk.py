@@ -22,7 +22,7 @@ from kafka.protocol.admin import (
     DeleteTopicsRequest,
 )
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.broker_process import NEVER_MS, BrokerProcess
 from tests.support.command_line import in_a_process

@@ -26,10 +26,10 @@ from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
-from broker.api import APIS
-from protocol._batches import check_crc, parse_headers
-from protocol.compression import compress
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol._batches import check_crc, parse_headers
+from brokerhouse.protocol.compression import compress
+from brokerhouse.protocol.versions import ApiKey
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import Bystander
 from tests.support import messages, samples

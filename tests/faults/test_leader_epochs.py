@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import OffsetOutOfRange
+from brokerhouse.protocol.errors import OffsetOutOfRange
 from tests.support import messages, tools
 from tests.support.cluster_processes import Cluster
 from tests.support.cluster_view import await_settled, epoch_end, leaders

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.log_parts import numbered

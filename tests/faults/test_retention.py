@@ -18,8 +18,8 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import OffsetOutOfRangeError
 from kafka.structs import OffsetAndMetadata
 
-from protocol import errors
-from protocol.versions import ApiKey
+from brokerhouse.protocol import errors
+from brokerhouse.protocol.versions import ApiKey
 from tests.support import messages, samples, tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.engine_process import EngineProcess

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from protocol.errors import LeaderNotAvailable, NotLeaderOrFollower
+from brokerhouse.protocol.errors import LeaderNotAvailable, NotLeaderOrFollower
 from tests.support.cluster_processes import SLOTS, Cluster, Engine
 from tests.support.cluster_view import await_leaders, epoch_end, node
 from tests.support.messages import Target
@@ -140,7 +140,7 @@ def epochs(engine: Engine, topic: str) -> dict[int, set[tuple[int, int]]]:
 
 def command(cluster: Cluster, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "broker.cli", *words, "--config", str(cluster.commands_path)],
+        [sys.executable, "-m", "brokerhouse", *words, "--config", str(cluster.commands_path)],
         cwd=PROJECT,
         capture_output=True,
         text=True,

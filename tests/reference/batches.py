@@ -9,14 +9,14 @@ import struct
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.batches import (
+from brokerhouse.protocol.batches import (
     ATTRIBUTES_AT,
     BATCH_HEADER,
     BATCH_OVERHEAD,
     LENGTH_END,
     Attribute,
 )
-from protocol.errors import CorruptMessage, UnsupportedForMessageFormat
+from brokerhouse.protocol.errors import CorruptMessage, UnsupportedForMessageFormat
 
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Final
 
-from protocol.batches import Attribute
-from protocol.columns import COLUMNS, column_head
-from protocol.errors import InvalidRecord, MessageTooLarge, RecordsWithoutKey
-from protocol.varints import varuint
+from brokerhouse.protocol.batches import Attribute
+from brokerhouse.protocol.columns import COLUMNS, column_head
+from brokerhouse.protocol.errors import InvalidRecord, MessageTooLarge, RecordsWithoutKey
+from brokerhouse.protocol.varints import varuint
 from tests.reference.batches import INT32_MAX, INT64_MAX, BatchHeader
 from tests.reference.byte_reader import ByteReader, wrap
 from tests.reference.message_row import MessageRow

@@ -9,15 +9,15 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from protocol.batches import (
+from brokerhouse.protocol.batches import (
     ATTRIBUTES_AT,
     BATCH_HEADER,
     BATCH_OVERHEAD,
     LENGTH_END,
     Attribute,
 )
-from protocol.columns import READ_COLUMNS, column_head
-from protocol.varints import zigzag
+from brokerhouse.protocol.columns import READ_COLUMNS, column_head
+from brokerhouse.protocol.varints import zigzag
 from tests.reference.batches import INT32_MAX, crc32c
 from tests.reference.byte_reader import ByteReader, wrap
 from tests.reference.message_row import MessageRow

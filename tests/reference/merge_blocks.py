@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from protocol.varints import length_prefixed, varuint
-from storage.native_types import (
+from brokerhouse.protocol.varints import length_prefixed, varuint
+from brokerhouse.storage.native_types import (
     COLUMNS_MAX,
     DICTIONARY_VERSION,
     HEADS_MAX_BYTES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from protocol.varints import length_prefixed
+from brokerhouse.protocol.varints import length_prefixed
 
 
 def numbers(code: str, values: Sequence[int]) -> bytes:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.batches import Attribute
-from protocol.columns import COLUMNS, column_head
-from protocol.packed_blocks import FORMAT, HEAD, RUN, BadPackedBlock
-from protocol.varints import varuint
+from brokerhouse.protocol.batches import Attribute
+from brokerhouse.protocol.columns import COLUMNS, column_head
+from brokerhouse.protocol.packed_blocks import FORMAT, HEAD, RUN, BadPackedBlock
+from brokerhouse.protocol.varints import varuint
 from tests.reference.batches import INT32_MAX
 from tests.reference.byte_reader import ByteReader
 from tests.reference.native_values import low_cardinality, numbers, strings, uuid

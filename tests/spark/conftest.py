@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import job
-from spark_jobs.session import session
+from brokerhouse.spark_jobs import job
+from brokerhouse.spark_jobs.session import session
 from tests.support import tokens, tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic

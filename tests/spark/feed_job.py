@@ -9,7 +9,7 @@ import subprocess
 import sys
 from types import TracebackType
 
-from spark_jobs import feed
+from brokerhouse.spark_jobs import feed
 from tests.spark.history import run_job
 from tests.support import tools
 from tests.support.broker_process import BrokerProcess
@@ -27,7 +27,7 @@ class FeedJob:
         """`target`: URL of the ClickHouse that has the table; the broker's own, if not given."""
         self._command = [
             sys.executable,
-            *shlex.split("-m broker.cli jobs run feed"),
+            *shlex.split("-m brokerhouse jobs run feed"),
             *arguments,
             *shlex.split(f"--bootstrap {broker.kafka} --http"),
             target or broker.http_url,

@@ -9,8 +9,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSourceReader, Filter
 
-from spark_jobs.datasource import BrokerhouseDataSource
-from spark_jobs.slices import Slice
+from brokerhouse.spark_jobs.datasource import BrokerhouseDataSource
+from brokerhouse.spark_jobs.slices import Slice
 from tests.support.records import Record
 
 FORMAT = "brokerhouse"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 
-from spark_jobs.session import session
+from brokerhouse.spark_jobs.session import session
 
 
 def main(url: str, topic: str, directory: str, where: str) -> None:

@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
-from spark_jobs import audit
+from brokerhouse.spark_jobs import audit
 from tests.spark.history import History, run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.process_session import signal_session
@@ -256,7 +256,7 @@ def test_healthy_topics_have_no_anomaly_and_their_resets_are_reported(told: dict
 def test_an_audit_after_a_killed_one_reports_the_same(
     history: History, told: dict[str, Any]
 ) -> None:
-    command = [sys.executable, "-m", "broker.cli", "jobs", "run", "audit", "--master", "local[2]"]
+    command = [sys.executable, "-m", "brokerhouse", "jobs", "run", "audit", "--master", "local[2]"]
     command += ["--http", history.broker.http]
     with subprocess.Popen(
         command, cwd=PROJECT, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from spark_jobs import audit
+from brokerhouse.spark_jobs import audit
 from tests.spark.history import Ended, run_job
 from tests.support.cluster_processes import SLOTS, SQL_PASSWORD, SQL_USER, Cluster
 from tests.support.cluster_tables import ClusterTables

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import audit
-from spark_jobs.audit_feeds import BLOCKS, STORED, feed_findings
+from brokerhouse.spark_jobs import audit
+from brokerhouse.spark_jobs.audit_feeds import BLOCKS, STORED, feed_findings
 from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.shards import find_shards
-from spark_jobs.sql_client import SqlCredentials, SqlRefused, SqlUnavailable
-from storage.cluster_sql import (
+from brokerhouse.spark_jobs.shards import find_shards
+from brokerhouse.spark_jobs.sql_client import SqlCredentials, SqlRefused, SqlUnavailable
+from brokerhouse.storage.cluster_sql import (
     SHARD_DATABASE,
     ClusterLayout,
     people_migrations,
     shard_migrations,
 )
-from storage.engine import DATABASE
+from brokerhouse.storage.engine import DATABASE
 from tests.spark.reading import Reading, frame
 from tests.support.adapters import ConfluentKafka
 from tests.support.cluster_processes import SQL_PASSWORD, SQL_USER, Cluster
@@ -45,7 +45,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         write(made, range(EACH))
         move = ["slots", "move", "--config", str(made.commands_path), "--slots", "0-7"]
         subprocess.run(
-            [sys.executable, "-m", "broker.cli", *move, "--to", "shard2"],
+            [sys.executable, "-m", "brokerhouse", *move, "--to", "shard2"],
             cwd=PROJECT,
             check=True,
             capture_output=True,

@@ -25,8 +25,8 @@ from click.testing import CliRunner
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from spark_jobs import audit, compaction
-from sql.queries import query
+from brokerhouse.spark_jobs import audit, compaction
+from brokerhouse.sql.queries import query
 from tests.support.broker_process import BrokerProcess
 from tests.support.compaction_model import History, Row, Rules, decided, random_rows, state
 from tests.support.engine_process import EngineProcess
@@ -71,7 +71,7 @@ def compact(broker: BrokerProcess, *more: str) -> dict[str, Any]:
 def launch(broker: BrokerProcess, *more: str) -> subprocess.Popen[str]:
     """The job as a command, in a process group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "broker.cli", "jobs", "run", "compaction", *options(broker, *more)],
+        [sys.executable, "-m", "brokerhouse", "jobs", "run", "compaction", *options(broker, *more)],
         cwd=PROJECT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -12,9 +12,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.compaction import PRODUCERS, RECORDS, TARGETS, decide
-from spark_jobs.compaction_batches import RemovalWriter, ranges_of
-from spark_jobs.compaction_targets import CompactionTarget
+from brokerhouse.spark_jobs.compaction import PRODUCERS, RECORDS, TARGETS, decide
+from brokerhouse.spark_jobs.compaction_batches import RemovalWriter, ranges_of
+from brokerhouse.spark_jobs.compaction_targets import CompactionTarget
 from tests.support.compaction_model import History, Row, Rules, decided, random_rows
 
 if TYPE_CHECKING:

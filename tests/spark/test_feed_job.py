@@ -23,7 +23,7 @@ import fastavro
 import pytest
 from click.testing import CliRunner
 
-from spark_jobs import audit, feed
+from brokerhouse.spark_jobs import audit, feed
 from tests.spark.feed_job import LIMIT_S, FeedJob, run_feed
 from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess

@@ -13,23 +13,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from feeds.blocks import Counted, Offsets, Phase
-from feeds.definition import Format
-from feeds.progress import Fenced
-from spark_jobs.feed import FeedTarget
-from spark_jobs.feed_replay import DeadLetters, ReplayTask
-from spark_jobs.feed_state import (
+from brokerhouse.feeds.blocks import Counted, Offsets, Phase
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.progress import Fenced
+from brokerhouse.spark_jobs.feed import FeedTarget
+from brokerhouse.spark_jobs.feed_replay import DeadLetters, ReplayTask
+from brokerhouse.spark_jobs.feed_state import (
     FeedRegistry,
     SparkFeedProgress,
     TokenFeedRegistry,
     feed_id_of,
     open_registry,
 )
-from spark_jobs.feed_task import FeedTask, PartitionBlocks
-from spark_jobs.feed_values import ValueScan
-from spark_jobs.feed_writer import SparkBlockWriter
-from spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
-from storage.registry import Versioned
+from brokerhouse.spark_jobs.feed_task import FeedTask, PartitionBlocks
+from brokerhouse.spark_jobs.feed_values import ValueScan
+from brokerhouse.spark_jobs.feed_writer import SparkBlockWriter
+from brokerhouse.spark_jobs.sql_client import SqlFailure, SqlServers, SqlUnavailable
+from brokerhouse.storage.registry import Versioned
 from tests.support.engine_process import EngineProcess
 from tests.support.zookeeper import Keeper
 
@@ -180,7 +180,7 @@ def test_a_block_that_a_failed_run_began_is_repeated(
 
     with monkeypatch.context() as patched:
         patched.setattr(SparkBlockWriter, "write", fails)
-        patched.setattr("spark_jobs.sql_client.ROUNDS", 1)
+        patched.setattr("brokerhouse.spark_jobs.sql_client.ROUNDS", 1)
         with pytest.raises(SqlUnavailable):
             fed(task, batch(0, 1, 2, 3, 4))
     assert fed(replace(task, block_records=2), batch(0, 1, 2, 3, 4, 5, 6))["rows"] == 6

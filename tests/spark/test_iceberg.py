@@ -26,11 +26,17 @@ from pyiceberg.types import (
     StructType,
 )
 
-from feeds.definition import Format
-from feeds.routing import RouteBy
-from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.coordinator import COMMIT_ID, VALID_THROUGH, offsets_property
-from spark_jobs.iceberg.events import BeginCommit, CommitComplete, DataComplete, decoded, encoded
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.routing import RouteBy
+from brokerhouse.spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg.coordinator import COMMIT_ID, VALID_THROUGH, offsets_property
+from brokerhouse.spark_jobs.iceberg.events import (
+    BeginCommit,
+    CommitComplete,
+    DataComplete,
+    decoded,
+    encoded,
+)
 from tests.support import tools
 from tests.support.iceberg_sink import LIMIT_S, IcebergSink, operations, produce, route
 from tests.support.iceberg_steps import (

@@ -7,8 +7,8 @@ from itertools import chain
 
 import pytest
 
-from spark_jobs.iceberg.commits import CommitBuffer, Place
-from spark_jobs.iceberg.events import (
+from brokerhouse.spark_jobs.iceberg.commits import CommitBuffer, Place
+from brokerhouse.spark_jobs.iceberg.events import (
     Assignment,
     CommitComplete,
     DataComplete,

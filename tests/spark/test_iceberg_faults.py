@@ -35,10 +35,10 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from feeds.routing import RouteBy
-from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.worker import SinkEnds, SinkWorker, is_fenced
-from spark_jobs.sql_client import SqlServers
+from brokerhouse.feeds.routing import RouteBy
+from brokerhouse.spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg.worker import SinkEnds, SinkWorker, is_fenced
+from brokerhouse.spark_jobs.sql_client import SqlServers
 from tests.support import tools
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
@@ -190,7 +190,7 @@ def test_aborted_records_and_markers_are_skipped(make: Make, sink_broker: Broker
 def test_files_with_large_statistics_are_sent_in_several_events(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_jobs.iceberg.worker._EVENT_BYTES", 1000)
+    monkeypatch.setattr("brokerhouse.spark_jobs.iceberg.worker._EVENT_BYTES", 1000)
     sink = make(partition_by=("id",))
     put(sink, *as_json(*range(40), text="x" * 100))
     assert until_ids(sink, *range(40)) == []
@@ -465,7 +465,9 @@ def test_a_table_that_is_dropped_while_rows_wait_gets_them_again(
     put(sink, *as_json(1, a="x"))
     until_ids(sink, 1)
     with monkeypatch.context() as patch:  # else the row may be committed before the table goes
-        patch.setattr("spark_jobs.iceberg.commits.CommitBuffer.is_due", lambda *_: False)
+        patch.setattr(
+            "brokerhouse.spark_jobs.iceberg.commits.CommitBuffer.is_due", lambda *_: False
+        )
         put(sink, *as_json(2, a="y"))
         until_read(sink, 2)
         sink.catalog.drop_table("db.t")

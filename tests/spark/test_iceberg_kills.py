@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from spark_jobs.iceberg import job, tables
+from brokerhouse.spark_jobs.iceberg import job, tables
 from tests.spark.feed_job import FeedJob
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic
@@ -186,7 +186,7 @@ class IcebergJob(FeedJob):
         self._command = [
             sys.executable,
             "-m",
-            "broker.cli",
+            "brokerhouse.broker.cli",
             "jobs",
             "run",
             "iceberg",

@@ -17,9 +17,9 @@ from pyiceberg.manifest import DataFileContent
 from pyiceberg.table import Table
 from pyiceberg.types import LongType
 
-from spark_jobs.iceberg import expiry, rewriting, tables
-from spark_jobs.iceberg.rewriting import Bin, RewriteTask, Rewritten, rewrite, without
-from spark_jobs.iceberg.table_files import path_of
+from brokerhouse.spark_jobs.iceberg import expiry, rewriting, tables
+from brokerhouse.spark_jobs.iceberg.rewriting import Bin, RewriteTask, Rewritten, rewrite, without
+from brokerhouse.spark_jobs.iceberg.table_files import path_of
 from tests.support import command_line
 from tests.support.iceberg_changes import (
     NAME,

@@ -13,13 +13,13 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StructType
 
-from feeds.definition import Format
-from feeds.routing import route_from_text
-from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.evolution import Evolution
-from spark_jobs.iceberg.files import TableWriter
-from spark_jobs.iceberg.settings import SinkTables
-from spark_jobs.iceberg.values import ValueReader, named_table
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.routing import route_from_text
+from brokerhouse.spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg.evolution import Evolution
+from brokerhouse.spark_jobs.iceberg.files import TableWriter
+from brokerhouse.spark_jobs.iceberg.settings import SinkTables
+from brokerhouse.spark_jobs.iceberg.values import ValueReader, named_table
 
 Write = Callable[..., dict[int, str]]
 NAME = "shop.t"

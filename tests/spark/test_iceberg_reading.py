@@ -35,7 +35,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from spark_jobs.iceberg.rewriting import rewrite
+from brokerhouse.spark_jobs.iceberg.rewriting import rewrite
 from tests.support.iceberg_changes import NAME, ChangingTable, in_turn
 from tests.support.iceberg_readers import Rows, clickhouse_rows, spark_rows
 

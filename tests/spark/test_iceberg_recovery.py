@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import KafkaException
 from pyiceberg.exceptions import CommitFailedException
 
-from spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg import tables
 from tests.support.iceberg_sink import IcebergSink
 from tests.support.iceberg_steps import (
     COMMIT,

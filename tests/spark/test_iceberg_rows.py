@@ -34,8 +34,8 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from spark_jobs.iceberg.evolution import Evolution, inferred
-from spark_jobs.iceberg.rows import NAME_MAPPING, RowFitter
+from brokerhouse.spark_jobs.iceberg.evolution import Evolution, inferred
+from brokerhouse.spark_jobs.iceberg.rows import NAME_MAPPING, RowFitter
 
 LIST = ListType(2, IntegerType(), element_required=False)
 MAP = MapType(3, StringType(), 4, LongType(), value_required=False)

@@ -15,10 +15,10 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
-from spark_jobs.iceberg import command
-from spark_jobs.iceberg.settings import SinkTables
-from spark_jobs.iceberg.tables import local_catalog, made, open_catalog
-from spark_jobs.progress import counted
+from brokerhouse.spark_jobs.iceberg import command
+from brokerhouse.spark_jobs.iceberg.settings import SinkTables
+from brokerhouse.spark_jobs.iceberg.tables import local_catalog, made, open_catalog
+from brokerhouse.spark_jobs.progress import counted
 from tests.spark.history import run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic

@@ -44,10 +44,10 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from feeds.definition import Format
-from spark_jobs.iceberg.rows import RowFitter
-from spark_jobs.iceberg.tables import LOCAL_CATALOG, local_catalog, open_catalog
-from spark_jobs.iceberg.values import ValueReader
+from brokerhouse.feeds.definition import Format
+from brokerhouse.spark_jobs.iceberg.rows import RowFitter
+from brokerhouse.spark_jobs.iceberg.tables import LOCAL_CATALOG, local_catalog, open_catalog
+from brokerhouse.spark_jobs.iceberg.values import ValueReader
 from tests.support.feed_values import DEAD, SCALARS, Sent
 
 NEST = "NEST"

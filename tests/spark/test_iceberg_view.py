@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from spark_jobs import iceberg_view
-from sql.queries import query
+from brokerhouse.spark_jobs import iceberg_view
+from brokerhouse.sql.queries import query
 from tests.support import command_line
 from tests.support.broker_process import BrokerProcess
 from tests.support.committed import create_topic

@@ -11,10 +11,15 @@ from uuid import UUID
 
 import pytest
 
-from feeds.blocks import Offsets, token
-from feeds.tables import preparing
-from spark_jobs import audit, lag
-from storage.cluster_sql import SHARD_DATABASE, ClusterLayout, people_migrations, shard_migrations
+from brokerhouse.feeds.blocks import Offsets, token
+from brokerhouse.feeds.tables import preparing
+from brokerhouse.spark_jobs import audit, lag
+from brokerhouse.storage.cluster_sql import (
+    SHARD_DATABASE,
+    ClusterLayout,
+    people_migrations,
+    shard_migrations,
+)
 from tests.spark.history import MINUTE, History, run_job
 from tests.support.engine_process import EngineProcess
 

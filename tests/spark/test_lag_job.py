@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import lag
-from spark_jobs.job import JobRun, glob_pattern
-from spark_jobs.lag_steps import Windows
-from spark_jobs.sql_client import SqlServers
+from brokerhouse.spark_jobs import lag
+from brokerhouse.spark_jobs.job import JobRun, glob_pattern
+from brokerhouse.spark_jobs.lag_steps import Windows
+from brokerhouse.spark_jobs.sql_client import SqlServers
 from tests.spark.history import MINUTE, Ended, History, run_job
 from tests.support.broker_process import BrokerProcess
 from tests.support.process_session import signal_session
@@ -287,7 +287,7 @@ def test_after_a_killed_run_the_next_one_stores_every_window_once(history: Histo
     since = history.base - 23 * 60 * MINUTE
     history.commits("since long", "long", history.topic("long"), [(since, 0)])
     history.done()
-    command = [sys.executable, "-m", "broker.cli", "jobs", "run", "lag", "--master", "local[2]"]
+    command = [sys.executable, "-m", "brokerhouse", "jobs", "run", "lag", "--master", "local[2]"]
     command += ["--http", broker.http, "--user", USER, "--backfill", "1d"]
     command += ["--alert-records", "2000"]
     environment = {**os.environ, "BROKERHOUSE_SQL_PASSWORD": PASSWORD}

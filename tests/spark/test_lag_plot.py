@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from matplotlib.figure import Figure
 
-from spark_jobs.plot import NAME_CHARACTERS, figure_of
+from brokerhouse.spark_jobs.plot import NAME_CHARACTERS, figure_of
 
 TIMES = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in range(3)]
 ABOUT = "http://broker:8123: yesterday to today"

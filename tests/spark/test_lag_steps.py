@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.lag import ALERTS, COMMITS, ENDS, MINUTES
-from spark_jobs.lag_steps import (
+from brokerhouse.spark_jobs.lag import ALERTS, COMMITS, ENDS, MINUTES
+from brokerhouse.spark_jobs.lag_steps import (
     Thresholds,
     Windows,
     ages,

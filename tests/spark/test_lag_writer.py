@@ -8,9 +8,9 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
-from spark_jobs import lag_writer
-from spark_jobs.lag_writer import SPAN_S, LagWriter
-from spark_jobs.sql_client import SqlServers, SqlUnavailable
+from brokerhouse.spark_jobs import lag_writer
+from brokerhouse.spark_jobs.lag_writer import SPAN_S, LagWriter
+from brokerhouse.spark_jobs.sql_client import SqlServers, SqlUnavailable
 from tests.support.engine_process import EngineProcess
 
 MINUTE = 60

@@ -19,12 +19,12 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, In, IsNotNull, Not, StringContains
 
-from spark_jobs import datasource
-from spark_jobs.datasource import BrokerhouseDataSource, rate_limited
-from spark_jobs.filters import Filters
-from spark_jobs.options import OptionError, ReadOptions
-from spark_jobs.slices import DataLoss, LogError, Slice
-from spark_jobs.sql_client import SqlRefused, SqlServers, SqlUnavailable
+from brokerhouse.spark_jobs import datasource
+from brokerhouse.spark_jobs.datasource import BrokerhouseDataSource, rate_limited
+from brokerhouse.spark_jobs.filters import Filters
+from brokerhouse.spark_jobs.options import OptionError, ReadOptions
+from brokerhouse.spark_jobs.slices import DataLoss, LogError, Slice
+from brokerhouse.spark_jobs.sql_client import SqlRefused, SqlServers, SqlUnavailable
 from tests.spark.reading import Reading
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess
@@ -332,7 +332,7 @@ async def test_a_server_that_comes_back_is_asked_again(
         refused.set()
         assert is_back.wait(60)
 
-    monkeypatch.setattr("spark_jobs.sql_client.time", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr("brokerhouse.spark_jobs.sql_client.time", SimpleNamespace(sleep=pause))
     reading = await reading_through(proxy.url, subscribe=many, maxRecordsPerPartition=str(MANY))
     await proxy.refuse()
     found = asyncio.create_task(asyncio.to_thread(reading.rows))
@@ -345,7 +345,7 @@ async def test_a_server_that_comes_back_is_asked_again(
 async def test_servers_that_do_not_answer_are_named(
     many: str, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_jobs.sql_client.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("brokerhouse.spark_jobs.sql_client.FIRST_PAUSE_S", 0.0)
     reading = await reading_through(proxy.url, subscribe=many)
     await proxy.refuse()
     with pytest.raises(SqlUnavailable, match=rf"{proxy.url} does not answer \(.*refused"):
@@ -357,8 +357,8 @@ async def test_servers_that_do_not_answer_are_named(
 async def test_a_truncated_answer_is_an_error(
     broker: BrokerProcess, many: str, proxy: TcpProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_jobs.sql_client.FIRST_PAUSE_S", 0.0)
-    monkeypatch.setattr("spark_jobs.sql_client.ROUNDS", 1)
+    monkeypatch.setattr("brokerhouse.spark_jobs.sql_client.FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr("brokerhouse.spark_jobs.sql_client.ROUNDS", 1)
     reading = await reading_through(proxy.url, subscribe=many, maxRecordsPerPartition=str(MANY))
     (one, _) = reading.slices
     size = 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.session import SparkMissing, check_installed, java_version, session
+from brokerhouse.spark_jobs.session import SparkMissing, check_installed, java_version, session
 
 
 def java(directory: Path, says: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.options import COLUMNS, known_options
+from brokerhouse.spark_jobs.options import COLUMNS, known_options
 from tests.spark.reading import with_python
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess

@@ -24,8 +24,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from spark_jobs.datasource import BrokerhouseDataSource, StreamReader
-from spark_jobs.slices import DataLoss, LogSnapshot, Slice
+from brokerhouse.spark_jobs.datasource import BrokerhouseDataSource, StreamReader
+from brokerhouse.spark_jobs.slices import DataLoss, LogSnapshot, Slice
 from tests.spark.reading import FORMAT, with_python
 from tests.support.adapters import ConfluentKafka
 from tests.support.broker_process import BrokerProcess

@@ -5,8 +5,8 @@ import struct
 import uuid
 from typing import Any
 
-from broker.api import APIS
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol.versions import ApiKey
 
 LIMIT_S = 30.0
 TOPIC, BROKER = 2, 4

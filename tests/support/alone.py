@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from broker.from_settings import decompressions
-from broker.log.open_logs import OpenLogs
-from broker.log.partition import PartitionLog
-from broker.log.row_sources import RowSource, ShardRows
-from broker.log.tail_cache import TailCache
-from broker.settings.config import Settings
-from broker.slots.shard_host import ShardHost, ShardHosts
-from broker.slots.slot_logs import SlotLogs
-from broker.transactions.producer_ids import ProducerIds
-from coordinator.slots import ServedSlots, always
-from storage.engine import Engine
-from storage.registry import Registry
-from storage.row_lane import RowLane
-from storage.slot_map import EMBEDDED
+from brokerhouse.broker.from_settings import decompressions
+from brokerhouse.broker.log.open_logs import OpenLogs
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.row_sources import RowSource, ShardRows
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
+from brokerhouse.broker.slots.slot_logs import SlotLogs
+from brokerhouse.broker.transactions.producer_ids import ProducerIds
+from brokerhouse.coordinator.slots import ServedSlots, always
+from brokerhouse.storage.engine import Engine
+from brokerhouse.storage.registry import Registry
+from brokerhouse.storage.row_lane import RowLane
+from brokerhouse.storage.slot_map import EMBEDDED
 from tests.support.cluster_parts import embedded_shard
 from tests.support.log_parts import LANES
 from tests.support.shared_catalog import MemoryRegistry

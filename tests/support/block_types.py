@@ -12,8 +12,8 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from storage.block_file import Join
-from storage.blocks import (
+from brokerhouse.storage.block_file import Join
+from brokerhouse.storage.blocks import (
     BOOL,
     BYTES,
     DATETIME64_MS,

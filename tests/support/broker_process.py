@@ -49,7 +49,7 @@ class BrokerProcess(ServerProcess):
 
     def command(self) -> Sequence[str]:
         # Python takes the packages of the directory that it runs in.
-        command = ["env", "-C", str(self._tree), sys.executable, "-m", "broker.cli", "serve"]
+        command = ["env", "-C", str(self._tree), sys.executable, "-m", "brokerhouse", "serve"]
         command += ["--data-dir", str(self.data_dir)]
         return [*command, "--kafka", self.kafka, "--http", self.http]
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from common import clock
+from brokerhouse.common import clock
 
 NOON = int(datetime(2096, 11, 20, 12, tzinfo=UTC).timestamp() * 1000)
 """A day, in ms, on which no TTL has an effect yet: the engine's own clock is the machine's."""

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any, cast
 from uuid import UUID
 
-from broker.cluster.leases import BrokerSession, SessionLease
-from broker.cluster.registry_view import RegistryView
-from broker.cluster.session import OwnSession, Tenure
-from broker.slots.shard_host import ShardEngine
-from broker.topics.topic_store import TopicShard
-from common.clock import wall_ms
-from storage.engine import Engine
-from storage.registry import Versioned
-from storage.slot_map import SlotMap
+from brokerhouse.broker.cluster.leases import BrokerSession, SessionLease
+from brokerhouse.broker.cluster.registry_view import RegistryView
+from brokerhouse.broker.cluster.session import OwnSession, Tenure
+from brokerhouse.broker.slots.shard_host import ShardEngine
+from brokerhouse.broker.topics.topic_store import TopicShard
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.storage.engine import Engine
+from brokerhouse.storage.registry import Versioned
+from brokerhouse.storage.slot_map import SlotMap
 from tests.support.shared_catalog import MemoryRegistry
 
 TTL_MS = 9_000_000

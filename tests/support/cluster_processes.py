@@ -102,7 +102,7 @@ class Broker(Part):
         self.kafka, self.outside = (f"{host.address}:{port}" for port in ports)
         listeners = f"PLAINTEXT://{self.kafka},OUTSIDE://{self.outside}"
         # Python takes the packages of the directory that it runs in.
-        command = ["env", "-C", str(tree), sys.executable, "-m", "broker.cli", "serve"]
+        command = ["env", "-C", str(tree), sys.executable, "-m", "brokerhouse", "serve"]
         command += ["--config", str(config)]
         command += ["--node-id", str(node_id), "--kafka", listeners, "--http", f"{host.address}:0"]
         log_path = config.with_name(f"broker{node_id}.log")
@@ -125,7 +125,7 @@ class Engine(Part):
         self.hosts = hosts
         addresses = [f"{host.address}:{port}" for host, port in zip(hosts, ports, strict=True)]
         self.urls = [f"http://{address}" for address in addresses]
-        command = [sys.executable, "-m", "broker.cli", "engine", "--shard", name]
+        command = [sys.executable, "-m", "brokerhouse", "engine", "--shard", name]
         command += ["--data-dir", str(directory / name), "--keeper", keeper]
         # Brokers on other hosts have to log in; see SQL_USER.
         command += ["--sql-user", SQL_USER]
@@ -212,7 +212,14 @@ class Cluster:
 
     def migrate(self) -> None:
         """`brokerhouse migrate`, as an operator would run it on the first broker's host."""
-        command = [sys.executable, "-m", "broker.cli", "migrate", "--config", str(self.config_path)]
+        command = [
+            sys.executable,
+            "-m",
+            "brokerhouse",
+            "migrate",
+            "--config",
+            str(self.config_path),
+        ]
         broker = self.brokers[0]
         done = subprocess.run(
             [*broker.host.prefix, *command],

@@ -11,8 +11,8 @@ from kafka.protocol.admin import CreateTopicsRequest
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataRequest
 
-from protocol.errors import RequestTimedOut
-from storage.slot_map import slot_of_group
+from brokerhouse.protocol.errors import RequestTimedOut
+from brokerhouse.storage.slot_map import slot_of_group
 from tests.support.cluster_processes import SLOTS, Broker, Cluster
 from tests.support.messages import Target
 from tests.support.prometheus import value

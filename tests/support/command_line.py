@@ -13,10 +13,10 @@ from contextlib import contextmanager
 
 from click.testing import CliRunner
 
-from broker.cli.main import main
+from brokerhouse.broker.cli.main import main
 from tests.support.server_process import PROJECT
 
-COMMAND = [sys.executable, "-m", "broker.cli"]
+COMMAND = [sys.executable, "-m", "brokerhouse"]
 LIMIT_S = 60.0
 WIDTH = "100"
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from protocol import errors
-from protocol.errors import KafkaError
+from brokerhouse.protocol import errors
+from brokerhouse.protocol.errors import KafkaError
 
 ABSENT, DEAD = "absent", "Dead"
 

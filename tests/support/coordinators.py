@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from broker.slots.groups import SlotGroups
-from common.clock import Clock
-from coordinator.admission import GroupLimits
-from coordinator.coordinator import CoordinatorLimits, GroupCoordinator
-from coordinator.membership import SharedCache
-from coordinator.offsets import CommittedOffsets
-from coordinator.pending_offsets import PendingOffsets
-from coordinator.slots import ServedSlots
-from storage.engine import Engine
-from storage.row_lane import RowLane
-from storage.slot_map import EMBEDDED
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.common.clock import Clock
+from brokerhouse.coordinator.admission import GroupLimits
+from brokerhouse.coordinator.coordinator import CoordinatorLimits, GroupCoordinator
+from brokerhouse.coordinator.membership import SharedCache
+from brokerhouse.coordinator.offsets import CommittedOffsets
+from brokerhouse.coordinator.pending_offsets import PendingOffsets
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.storage.engine import Engine
+from brokerhouse.storage.row_lane import RowLane
+from brokerhouse.storage.slot_map import EMBEDDED
 from tests.support.small_tables import ENDLESS
 
 HOUR_MS = 3_600_000

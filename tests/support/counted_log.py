@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping
 from uuid import UUID, uuid4
 
-from broker.log.rollup import AppendedRows, CountedMinutes, Rollup
-from storage.embedded import EmbeddedEngine
-from storage.engine import EngineError, Parameter
-from storage.schema_files import ROW_BYTES
+from brokerhouse.broker.log.rollup import AppendedRows, CountedMinutes, Rollup
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import EngineError, Parameter
+from brokerhouse.storage.schema_files import ROW_BYTES
 from tests.support.clock import NOON
 from tests.support.stored_rows import store_records, store_topic
 

@@ -22,7 +22,7 @@ def sessions(page: str) -> list[tuple[str, str]]:
 
 def typed(script: str, broker: BrokerProcess, directory: Path = PROJECT) -> str:
     """What a session prints. `localhost:9092` is the broker. One that hangs ends with its test."""
-    script = script.replace("brokerhouse ", f"{sys.executable} -m broker.cli ")
+    script = script.replace("brokerhouse ", f"{sys.executable} -m brokerhouse ")
     script = script.replace("python - ", f"{sys.executable} - ")
     result = subprocess.run(
         ["bash", "-eu", "-o", "pipefail", "-c", script.replace("localhost:9092", broker.kafka)],

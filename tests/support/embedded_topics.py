@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 from uuid import UUID
 
-from broker.log.open_logs import OpenLogs
-from broker.settings.config import Settings
-from broker.topics.catalog import TopicCatalog
-from broker.topics.topic_cleanup import TopicCleanup
-from broker.topics.topic_store import TopicShard, TopicTable
-from storage.engine import Engine
+from brokerhouse.broker.log.open_logs import OpenLogs
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.broker.topics.topic_cleanup import TopicCleanup
+from brokerhouse.broker.topics.topic_store import TopicShard, TopicTable
+from brokerhouse.storage.engine import Engine
 from tests.support.alone import all_logs
 from tests.support.cluster_parts import at_once
 from tests.support.waiting import LIMIT_S

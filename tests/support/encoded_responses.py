@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from kafka.protocol.api_message import ApiMessage
 
-from broker.api.context import Api
-from protocol._request_head import RequestHeader
-from protocol.codec import Request, encode_response
+from brokerhouse.broker.api.context import Api
+from brokerhouse.protocol._request_head import RequestHeader
+from brokerhouse.protocol.codec import Request, encode_response
 
 
 def response_frame(api: Api, version: int, response: ApiMessage | bytes) -> bytes:

@@ -49,7 +49,7 @@ class EngineProcess(ServerProcess):
         return [f"http://{address}" for address in self.addresses]
 
     def command(self) -> Sequence[str]:
-        command = [sys.executable, "-m", "broker.cli", "engine", "--data-dir", str(self.data_dir)]
+        command = [sys.executable, "-m", "brokerhouse", "engine", "--data-dir", str(self.data_dir)]
         for address in self.addresses:
             command += ["--http", address]
         for keeper in self.keepers:

@@ -12,7 +12,7 @@ def start_that_fails(
     data_dir: Path, *flags: str, environment: dict[str, str] | None = None
 ) -> tuple[int, str]:
     """Exit code, and what was printed on stderr."""
-    command = [sys.executable, "-m", "broker.cli", "serve", "--data-dir", str(data_dir)]
+    command = [sys.executable, "-m", "brokerhouse", "serve", "--data-dir", str(data_dir)]
     command += ["--kafka", "127.0.0.1:0", "--http", "127.0.0.1:0", *flags]
     done = subprocess.run(
         command,

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from feeds.blocks import Counted, Offsets
-from feeds.decoding.client import ValueDecoder
-from feeds.definition import FeedDefinition, FeedStatus, Format
-from feeds.feeder import FeedShard
-from feeds.router import RouteWriter
-from feeds.server_tables import FeedTables as ServerTables
-from feeds.stored_definitions import StoredDefinitions
-from feeds.tables import ALONE
-from feeds.writer import BlockWriter, FeedSource, PartitionWriter
-from storage.embedded import EmbeddedEngine
+from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.decoding.client import ValueDecoder
+from brokerhouse.feeds.definition import FeedDefinition, FeedStatus, Format
+from brokerhouse.feeds.feeder import FeedShard
+from brokerhouse.feeds.router import RouteWriter
+from brokerhouse.feeds.server_tables import FeedTables as ServerTables
+from brokerhouse.feeds.stored_definitions import StoredDefinitions
+from brokerhouse.feeds.tables import ALONE
+from brokerhouse.feeds.writer import BlockWriter, FeedSource, PartitionWriter
+from brokerhouse.storage.embedded import EmbeddedEngine
 
 TOPIC_ID = UUID(int=7)
 SOURCE = FeedSource("orders", TOPIC_ID, 0)

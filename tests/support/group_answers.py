@@ -7,7 +7,7 @@ from typing import Any
 
 from kafka.protocol.admin import DescribeGroupsRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.messages import Target
 from tests.support.wire import Wire

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from common.clock import Moment
-from coordinator.admission import GroupLimits
-from coordinator.commit_rules import CommitKind
-from coordinator.group_states import GroupState
-from coordinator.groups import Group
-from coordinator.messages import (
+from brokerhouse.common.clock import Moment
+from brokerhouse.coordinator.admission import GroupLimits
+from brokerhouse.coordinator.commit_rules import CommitKind
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.groups import Group
+from brokerhouse.coordinator.messages import (
     Client,
     Committer,
     JoinAnswer,
@@ -24,7 +24,7 @@ from coordinator.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from protocol.errors import (
+from brokerhouse.protocol.errors import (
     KafkaError,
 )
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from coordinator.admission import GroupLimits
-from coordinator.messages import (
+from brokerhouse.coordinator.admission import GroupLimits
+from brokerhouse.coordinator.messages import (
     JoinAnswer,
     JoinRequest,
     SyncAnswer,
     SyncRequest,
 )
-from protocol.errors import (
+from brokerhouse.protocol.errors import (
     KafkaError,
 )
 

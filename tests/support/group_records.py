@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from uuid import UUID
 
-from common.clock import Clock
-from coordinator.membership import SharedCache
-from coordinator.messages import Client, Committer, GroupRecord, MemberRecord
+from brokerhouse.common.clock import Clock
+from brokerhouse.coordinator.membership import SharedCache
+from brokerhouse.coordinator.messages import Client, Committer, GroupRecord, MemberRecord
 
 TOPIC_ID = UUID(int=1)
 COMMITTER = Committer("a", None, 1, Client("c", "h"))

@@ -11,10 +11,10 @@ from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
 
-from common.clock import Moment
-from coordinator.group_states import GroupState
-from coordinator.groups import Group
-from coordinator.messages import (
+from brokerhouse.common.clock import Moment
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.groups import Group
+from brokerhouse.coordinator.messages import (
     Answer,
     GroupRecord,
     JoinAnswer,
@@ -24,8 +24,8 @@ from coordinator.messages import (
     SyncAnswer,
     SyncRequest,
 )
-from coordinator.rebalance import Rebalance
-from protocol.errors import (
+from brokerhouse.coordinator.rebalance import Rebalance
+from brokerhouse.protocol.errors import (
     CoordinatorNotAvailable,
     KafkaError,
     UnknownMemberId,

@@ -16,13 +16,18 @@ from pyiceberg.manifest import POSITIONAL_DELETE_SCHEMA, DataFile, DataFileConte
 from pyiceberg.table import Table
 from pyiceberg.typedef import Record
 
-from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.coordinator import OFFSETS
-from spark_jobs.iceberg.events import WrittenFile
-from spark_jobs.iceberg.files import TableWriter
-from spark_jobs.iceberg.rewriting import Bin, RewriteTask, Rewritten
-from spark_jobs.iceberg.settings import DEBEZIUM, RowOperation, RowOperations, SinkTables
-from spark_jobs.iceberg.table_files import live_entries
+from brokerhouse.spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg.coordinator import OFFSETS
+from brokerhouse.spark_jobs.iceberg.events import WrittenFile
+from brokerhouse.spark_jobs.iceberg.files import TableWriter
+from brokerhouse.spark_jobs.iceberg.rewriting import Bin, RewriteTask, Rewritten
+from brokerhouse.spark_jobs.iceberg.settings import (
+    DEBEZIUM,
+    RowOperation,
+    RowOperations,
+    SinkTables,
+)
+from brokerhouse.spark_jobs.iceberg.table_files import live_entries
 
 NAME = "db.t"
 OFFSETS_PROPERTY = f"{OFFSETS}.iceberg-test.topic-id"

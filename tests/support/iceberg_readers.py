@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_jobs.iceberg.tables import LOCAL_CATALOG
+from brokerhouse.spark_jobs.iceberg.tables import LOCAL_CATALOG
 from tests.support import tools
 
 LIMIT_S = 300.0

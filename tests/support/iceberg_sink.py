@@ -22,14 +22,14 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 
-from feeds.definition import Format
-from feeds.routing import Route
-from spark_jobs.iceberg import tables
-from spark_jobs.iceberg.control_topic import client_options, make_topic
-from spark_jobs.iceberg.job import described
-from spark_jobs.iceberg.settings import RowOperations, SinkSettings, SinkTables
-from spark_jobs.iceberg.worker import SinkWorker
-from spark_jobs.sql_client import SqlServers
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.routing import Route
+from brokerhouse.spark_jobs.iceberg import tables
+from brokerhouse.spark_jobs.iceberg.control_topic import client_options, make_topic
+from brokerhouse.spark_jobs.iceberg.job import described
+from brokerhouse.spark_jobs.iceberg.settings import RowOperations, SinkSettings, SinkTables
+from brokerhouse.spark_jobs.iceberg.worker import SinkWorker
+from brokerhouse.spark_jobs.sql_client import SqlServers
 from tests.support.broker_process import BrokerProcess
 from tests.support.sql_client import PASSWORD, USER
 
@@ -240,7 +240,7 @@ def produce(
 
 
 def operations(field: str = "") -> RowOperations:
-    from spark_jobs.iceberg.settings import DEBEZIUM, RowOperation
+    from brokerhouse.spark_jobs.iceberg.settings import DEBEZIUM, RowOperation
 
     return RowOperations(field, {**DEBEZIUM, **{one.value: one for one in RowOperation}})
 

@@ -11,7 +11,7 @@ from typing import Any
 from tests.support.iceberg_sink import IcebergSink, produce
 from tests.support.typed_tables import TypedTables
 
-COMMIT = "spark_jobs.iceberg.tables.commit"
+COMMIT = "brokerhouse.spark_jobs.iceberg.tables.commit"
 
 
 def as_json(*ids: int, **more: Any) -> list[str]:

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from storage.embedded import EmbeddedEngine
-from storage.journal import JournaledEngine, JournalLimits, open_journal
-from storage.journal_drain import DrainLimits
-from storage.journal_files import STREAMS
-from storage.journal_register import register_path
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.journal import JournaledEngine, JournalLimits, open_journal
+from brokerhouse.storage.journal_drain import DrainLimits
+from brokerhouse.storage.journal_files import STREAMS
+from brokerhouse.storage.journal_register import register_path
 
 NEVER_MS = 86_400_000
 PATIENT = DrainLimits(1 << 30, 1 << 30, NEVER_MS)

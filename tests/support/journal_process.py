@@ -21,12 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from protocol.columns import COLUMN_LIST
-from storage.blocks import block
-from storage.embedded import EmbeddedEngine
-from storage.journal import JournalLimits, open_journal
-from storage.journal_drain import DrainLimits
-from storage.journal_files import STREAMS, JournalWriter
+from brokerhouse.protocol.columns import COLUMN_LIST
+from brokerhouse.storage.blocks import block
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.journal import JournalLimits, open_journal
+from brokerhouse.storage.journal_drain import DrainLimits
+from brokerhouse.storage.journal_files import STREAMS, JournalWriter
 from tests.support.journal_rows import LOG_ROWS, OFFSET_ROWS, log_row, offset_row, packed_row
 
 PRODUCERS = 3

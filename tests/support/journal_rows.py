@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from common.clock import wall_ms
-from protocol._decode_batches import BlockBuilder
-from protocol.batches import BATCH_OVERHEAD
-from storage.blocks import DATETIME64_MS, INT32, INT64, STRING, UINT64, UUIDS, Table
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.protocol._decode_batches import BlockBuilder
+from brokerhouse.protocol.batches import BATCH_OVERHEAD
+from brokerhouse.storage.blocks import DATETIME64_MS, INT32, INT64, STRING, UINT64, UUIDS, Table
 from tests.support.record_batches import Batch, Record, batch_of
 from tests.support.record_codecs import COMPILED, header_of
 

@@ -12,23 +12,23 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import uuid4
 
-from broker.led_partitions import LedPartitions
-from broker.log.appender import Appender
-from broker.log.block import Appended, AppendLimits, Outcome, PendingAppend
-from broker.log.decompression import Decompressions
-from broker.log.partition import PartitionLog
-from broker.log.tail_cache import TailCache
-from broker.log.topic import Topic
-from broker.log.write_lease import EndlessSession, WriteLease
-from broker.settings.config import Settings
-from broker.settings.effective_configs import effective
-from broker.topics.catalog import TopicCatalog
-from common.clock import wall_ms
-from protocol._batches import BatchHeader, check_crc, parse_headers
-from protocol.compression import decompress
-from storage.blocks import DATETIME64_MS, STRING, Table
-from storage.blocks import block as encoded_block
-from storage.engine import (
+from brokerhouse.broker.led_partitions import LedPartitions
+from brokerhouse.broker.log.appender import Appender
+from brokerhouse.broker.log.block import Appended, AppendLimits, Outcome, PendingAppend
+from brokerhouse.broker.log.decompression import Decompressions
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.log.write_lease import EndlessSession, WriteLease
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.settings.effective_configs import effective
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.protocol._batches import BatchHeader, check_crc, parse_headers
+from brokerhouse.protocol.compression import decompress
+from brokerhouse.storage.blocks import DATETIME64_MS, STRING, Table
+from brokerhouse.storage.blocks import block as encoded_block
+from brokerhouse.storage.engine import (
     Engine,
     EngineError,
     InsertOutcomeUnknown,
@@ -37,7 +37,7 @@ from storage.engine import (
     Parameter,
     TokenUsed,
 )
-from storage.engine import Row as EngineRow
+from brokerhouse.storage.engine import Row as EngineRow
 from tests.support.record_batches import Batch, Record, Row, batch_of, stored
 
 LANES = 3

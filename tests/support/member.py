@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from broker.api import APIS
-from protocol import errors
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol import errors
+from brokerhouse.protocol.versions import ApiKey
 from tests.support import messages
 from tests.support.messages import Target
 from tests.support.wire import Wire

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from protocol._decode_batches import BlockBuilder
-from protocol.columns import COLUMN_LIST
-from storage.embedded import EmbeddedEngine
+from brokerhouse.protocol._decode_batches import BlockBuilder
+from brokerhouse.protocol.columns import COLUMN_LIST
+from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support.log_parts import header_of, plain
 
 TOPIC_ID = UUID(int=7)

@@ -6,7 +6,7 @@ import struct
 from typing import Any
 from uuid import UUID
 
-from protocol._batches import check_crc, parse_headers
+from brokerhouse.protocol._batches import check_crc, parse_headers
 from tests.support import messages
 from tests.support.messages import Target
 from tests.support.record_batches import Batch, stored

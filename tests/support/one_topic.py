@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from broker.log.topic import Topic
-from broker.topics.catalog import NewTopic, TopicCatalog
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.topics.catalog import NewTopic, TopicCatalog
 
 
 async def create_topic(

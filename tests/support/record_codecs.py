@@ -4,7 +4,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from protocol import _batches, _decode_batches, _encode_batches
+from brokerhouse.protocol import _batches, _decode_batches, _encode_batches
 from tests.reference import batches, decode_batches, encode_batches
 from tests.support.record_batches import Batch
 

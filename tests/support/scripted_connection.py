@@ -15,14 +15,14 @@ from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
-from broker.api import APIS
-from broker.api.context import RequestContext
-from broker.memory import InFlight, ResponseMemory
-from broker.monitoring.request_counts import RequestCounts
-from broker.net.connection import Connection, Connections
-from broker.node import Broker
-from broker.settings.config import Settings
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.memory import InFlight, ResponseMemory
+from brokerhouse.broker.monitoring.request_counts import RequestCounts
+from brokerhouse.broker.net.connection import Connection, Connections
+from brokerhouse.broker.node import Broker
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.protocol.versions import ApiKey
 
 MIB = 1 << 20
 EMPTY = object()

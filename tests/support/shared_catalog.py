@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 
-from broker.log.open_logs import OpenLogs, Partition
-from broker.log.partition import PartitionLog
-from broker.log.topic import Topic
-from storage.engine import EngineError
-from storage.registry import Versioned
+from brokerhouse.broker.log.open_logs import OpenLogs, Partition
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import Versioned
 
 
 class MemoryRegistry:

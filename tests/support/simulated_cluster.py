@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from broker.cluster.leases import BrokerReport, BrokerSession
-from broker.cluster.ownership import Ownership
-from broker.cluster.registry_view import RegistryView
-from broker.cluster.session import OwnSession, Tenure
-from storage.engine import EngineError
-from storage.registry import Versioned
-from storage.slot_map import SLOTS_KEY, Slot, SlotMap
+from brokerhouse.broker.cluster.leases import BrokerReport, BrokerSession
+from brokerhouse.broker.cluster.ownership import Ownership
+from brokerhouse.broker.cluster.registry_view import RegistryView
+from brokerhouse.broker.cluster.session import OwnSession, Tenure
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.registry import Versioned
+from brokerhouse.storage.slot_map import SLOTS_KEY, Slot, SlotMap
 
 TTL_MS = 7_000
 SLOTS = 8

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 
-from broker.cluster.slots import Slots
-from broker.cluster.topic_registry import TopicRegistry
-from broker.from_settings import decompressions
-from broker.log.tail_cache import TailCache
-from broker.settings.config import Settings
-from broker.slots.shard_host import ShardHost, ShardHosts
-from broker.slots.slot_logs import SlotLogs
-from broker.slots.transactions import SlotTransactions
-from broker.topics.catalog import TopicCatalog
-from broker.transactions.producer_ids import ProducerIds
-from coordinator.slots import ServedSlots
-from storage.engine import Engine
-from storage.registry import Versioned
-from storage.slot_map import Slot, SlotMap
+from brokerhouse.broker.cluster.slots import Slots
+from brokerhouse.broker.cluster.topic_registry import TopicRegistry
+from brokerhouse.broker.from_settings import decompressions
+from brokerhouse.broker.log.tail_cache import TailCache
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
+from brokerhouse.broker.slots.slot_logs import SlotLogs
+from brokerhouse.broker.slots.transactions import SlotTransactions
+from brokerhouse.broker.topics.catalog import TopicCatalog
+from brokerhouse.broker.transactions.producer_ids import ProducerIds
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.storage.engine import Engine
+from brokerhouse.storage.registry import Versioned
+from brokerhouse.storage.slot_map import Slot, SlotMap
 from tests.support.cluster_parts import begin_session, embedded_shard, own_session
 from tests.support.log_parts import LANES
 from tests.support.shared_catalog import MemoryRegistry

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from uuid import uuid4
 
-from coordinator.slots import Duties, always
-from storage.engine import Engine
-from storage.row_lane import RowLane
+from brokerhouse.coordinator.slots import Duties, always
+from brokerhouse.storage.engine import Engine
+from brokerhouse.storage.row_lane import RowLane
 from tests.support.log_parts import LANES
 
 NODE_ID = 1

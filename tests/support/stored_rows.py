@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from storage.engine import Engine
+from brokerhouse.storage.engine import Engine
 
 
 async def store_records(

@@ -16,8 +16,8 @@ from typing import Any, Protocol, Self
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.producer import ProduceRequest
 
-from broker.api import APIS
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol.versions import ApiKey
 
 LIMIT_S = 30.0
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from broker.api import APIS
-from broker.net import connection as connection_module
-from broker.net.connection import Connection
+from brokerhouse.broker.api import APIS
+from brokerhouse.broker.net import connection as connection_module
+from brokerhouse.broker.net.connection import Connection
 from tests.support.record_codecs import BOTH
 from tests.support.scripted_connection import Client, Connect, FakeBroker, Handlers, Wire
 

@@ -11,36 +11,41 @@ import pytest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import FindCoordinatorRequest, MetadataResponse
 
-from broker.api import (
+from brokerhouse.broker.api import (
     APIS,
     create_topics,
     find_coordinator,
     incremental_alter_configs,
     metadata,
 )
-from broker.api.config_resources import ResourceType
-from broker.api.context import RequestContext
-from broker.api.refusals import as_kafka_error
-from broker.leadership import BrokerEndpoint
-from broker.memory import ResponseMemory
-from broker.monitoring.request_counts import RequestCounts
-from broker.node import Broker
-from broker.offsets_topic.offsets_topic import OffsetsTopic
-from broker.settings.admin_store import AdminStore
-from broker.settings.config import Settings
-from broker.settings.dynamic_settings import DynamicSettings
-from broker.settings.stored_configs import StoredConfigs
-from broker.slots.groups import SlotGroups
-from broker.slots.leadership import SlotLeadership
-from broker.topics.auto_creation import AutoCreation
-from broker.topics.encoded_topics import EncodedTopics
-from coordinator.messages import OFFSETS_TOPIC
-from coordinator.slots import ServedSlots
-from protocol._request_head import RequestHeader
-from protocol.errors import KafkaError, KafkaStorageError, RequestTimedOut, UnknownServerError
-from protocol.versions import ApiKey
-from storage.engine import Engine, EngineError
-from storage.registry import TableRegistry
+from brokerhouse.broker.api.config_resources import ResourceType
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.api.refusals import as_kafka_error
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.memory import ResponseMemory
+from brokerhouse.broker.monitoring.request_counts import RequestCounts
+from brokerhouse.broker.node import Broker
+from brokerhouse.broker.offsets_topic.offsets_topic import OffsetsTopic
+from brokerhouse.broker.settings.admin_store import AdminStore
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.settings.dynamic_settings import DynamicSettings
+from brokerhouse.broker.settings.stored_configs import StoredConfigs
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.broker.topics.auto_creation import AutoCreation
+from brokerhouse.broker.topics.encoded_topics import EncodedTopics
+from brokerhouse.coordinator.messages import OFFSETS_TOPIC
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.protocol._request_head import RequestHeader
+from brokerhouse.protocol.errors import (
+    KafkaError,
+    KafkaStorageError,
+    RequestTimedOut,
+    UnknownServerError,
+)
+from brokerhouse.protocol.versions import ApiKey
+from brokerhouse.storage.engine import Engine, EngineError
+from brokerhouse.storage.registry import TableRegistry
 from tests.support.embedded_topics import catalog_on
 from tests.support.one_topic import create_topic
 

@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from broker.api import APIS
-from broker.api.context import Api
+from brokerhouse.broker.api import APIS
+from brokerhouse.broker.api.context import Api
 from tests.support import samples
 from tests.support.messages import Target
 
@@ -23,7 +23,7 @@ def shown_versions(api: Api) -> str:
 
 @pytest.mark.parametrize("api", EVERY_API)
 def test_an_api_key_lies_in_the_file_of_its_name(api: Api) -> None:
-    file = import_module(f"broker.api.{samples.file_of(api.key)}")
+    file = import_module(f"brokerhouse.broker.api.{samples.file_of(api.key)}")
     assert file.API is api
     assert file.__doc__ is not None
     assert re.match(

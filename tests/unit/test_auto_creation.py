@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from broker.topics import auto_creation
-from broker.topics.auto_creation import AutoCreation
-from broker.topics.catalog import NewTopic, Outcome, TopicCatalog
-from protocol.errors import KafkaStorageError
-from storage.engine import EngineError
+from brokerhouse.broker.topics import auto_creation
+from brokerhouse.broker.topics.auto_creation import AutoCreation
+from brokerhouse.broker.topics.catalog import NewTopic, Outcome, TopicCatalog
+from brokerhouse.protocol.errors import KafkaStorageError
+from brokerhouse.storage.engine import EngineError
 
 
 class SlowCatalog:

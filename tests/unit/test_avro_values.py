@@ -11,8 +11,8 @@ from typing import Any
 import fastavro
 import pytest
 
-from feeds.decoding.formats import Avro, as_json
-from feeds.decoding.registry import SchemaRegistry
+from brokerhouse.feeds.decoding.formats import Avro, as_json
+from brokerhouse.feeds.decoding.registry import SchemaRegistry
 from tests.support.schemas import Schemas
 
 YEAR_1 = (datetime(1, 1, 1, tzinfo=UTC) - datetime(1970, 1, 1, tzinfo=UTC)).days

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.errors import (
+from brokerhouse.protocol.errors import (
     CorruptMessage,
     UnsupportedForMessageFormat,
 )

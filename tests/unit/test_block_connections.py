@@ -14,13 +14,13 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 from multidict import CIMultiDict
 
-from sql.http import block_connections
-from sql.http.access import Role
-from sql.http.block_connections import BlockTarget, EngineListeners, KnownHeads
-from sql.http.body import STALL_S
-from sql.http.request import SqlRequest
-from sql.http.token_inserts import TokenInsert
-from storage.engine import NotSent, StorageFault
+from brokerhouse.sql.http import block_connections
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.block_connections import BlockTarget, EngineListeners, KnownHeads
+from brokerhouse.sql.http.body import STALL_S
+from brokerhouse.sql.http.request import SqlRequest
+from brokerhouse.sql.http.token_inserts import TokenInsert
+from brokerhouse.storage.engine import NotSent, StorageFault
 from tests.support.waiting import until_async
 
 LIMIT_S = 10.0

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from storage import block_file
-from storage._merge_blocks import merge_blocks, merge_blocks_into
-from storage.block_file import BlockFile
-from storage.native_types import UnmergeableBlock
+from brokerhouse.storage import block_file
+from brokerhouse.storage._merge_blocks import merge_blocks, merge_blocks_into
+from brokerhouse.storage.block_file import BlockFile
+from brokerhouse.storage.native_types import UnmergeableBlock
 from tests.support.record_batches import Record, batch_of
 from tests.support.record_codecs import COMPILED, append
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.cluster.config import ClusterConfig, load_cluster
-from broker.settings.config import ConfigError
-from broker.settings.config_sources import CLICKHOUSE_PASSWORD_ENV, load
+from brokerhouse.broker.cluster.config import ClusterConfig, load_cluster
+from brokerhouse.broker.settings.config import ConfigError
+from brokerhouse.broker.settings.config_sources import CLICKHOUSE_PASSWORD_ENV, load
 
 TWO_SHARDS = """
 [cluster]

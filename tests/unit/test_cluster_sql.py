@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from broker.cluster.check import MIN_VERSION
-from broker.cluster.config import load_cluster
-from storage.cluster_sql import (
+from brokerhouse.broker.cluster.check import MIN_VERSION
+from brokerhouse.broker.cluster.config import load_cluster
+from brokerhouse.storage.cluster_sql import (
     SHARD_DATABASE,
     ClusterLayout,
     ClusterMigration,
@@ -19,9 +19,9 @@ from storage.cluster_sql import (
     people_migrations,
     shard_migrations,
 )
-from storage.engine import DATABASE
-from storage.schema import migrations
-from storage.schema_files import Rendering, SchemaError, Whole, parse, schema_files
+from brokerhouse.storage.engine import DATABASE
+from brokerhouse.storage.schema import migrations
+from brokerhouse.storage.schema_files import Rendering, SchemaError, Whole, parse, schema_files
 
 PROJECT = Path(__file__).resolve().parents[2]
 REPLICATED = ClusterLayout("brokerhouse", replicated=True, distributed=True)

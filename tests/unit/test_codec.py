@@ -15,17 +15,17 @@ from kafka.protocol.consumer import FetchResponse
 from kafka.protocol.metadata import ApiVersionsResponse, MetadataRequest, MetadataResponse
 from kafka.protocol.producer import InitProducerIdRequest
 
-from broker.api import APIS
-from broker.api.context import Api
-from protocol._produce_request import ProduceMessage
-from protocol._request_head import RequestHeader
-from protocol.codec import (
+from brokerhouse.broker.api import APIS
+from brokerhouse.broker.api.context import Api
+from brokerhouse.protocol._produce_request import ProduceMessage
+from brokerhouse.protocol._request_head import RequestHeader
+from brokerhouse.protocol.codec import (
     MalformedRequest,
     Request,
     decode_request,
     encode_response,
 )
-from protocol.versions import ApiKey
+from brokerhouse.protocol.versions import ApiKey
 
 EVERY_VERSION = [
     pytest.param(api, version, id=f"{api.key.name}-{version}")

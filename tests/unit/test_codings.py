@@ -6,8 +6,15 @@ import random
 
 import pytest
 
-from common.zstd import zstd
-from sql.http.codings import CODINGS, PIECE_BYTES, CodingError, UnknownCoding, choose, decoder
+from brokerhouse.common.zstd import zstd
+from brokerhouse.sql.http.codings import (
+    CODINGS,
+    PIECE_BYTES,
+    CodingError,
+    UnknownCoding,
+    choose,
+    decoder,
+)
 
 RANDOM = random.Random(1).randbytes(3 * PIECE_BYTES)
 TEXT = RANDOM + bytes(20 * PIECE_BYTES) + b"end"

@@ -13,9 +13,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from broker.cli.examples import EXAMPLES
-from broker.cli.jobs import JOBS
-from broker.cli.main import main
+from brokerhouse.broker.cli.examples import EXAMPLES
+from brokerhouse.broker.cli.jobs import JOBS
+from brokerhouse.broker.cli.main import main
 
 VARIABLES = {
     "--bootstrap": "BROKERHOUSE_BOOTSTRAP",

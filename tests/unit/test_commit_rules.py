@@ -7,15 +7,15 @@ from contextlib import nullcontext
 
 import pytest
 
-from coordinator.commit_rules import (
+from brokerhouse.coordinator.commit_rules import (
     RULES,
     CommitKind,
     CommitSender,
     NamedGeneration,
     check_commit_without_group,
 )
-from coordinator.group_states import GroupState
-from coordinator.messages import Committer
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.messages import Committer
 from tests.support.commit_cases import ABSENT, CASES, STATIC, CommitCase, identities
 from tests.support.group_machine import ANY, CLIENT, SESSION_MS, Coordinator, joined, stable
 

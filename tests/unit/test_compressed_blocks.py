@@ -7,8 +7,13 @@ import struct
 
 import pytest
 
-from sql.http.codings import PIECE_BYTES, CodingError
-from sql.http.compressed_blocks import BLOCK_BYTES, BlockDecoder, BlockEncoder, readable_block
+from brokerhouse.sql.http.codings import PIECE_BYTES, CodingError
+from brokerhouse.sql.http.compressed_blocks import (
+    BLOCK_BYTES,
+    BlockDecoder,
+    BlockEncoder,
+    readable_block,
+)
 
 # The answer to `SELECT 1`, as ClickHouse's drivers accept it: checksum, method, sizes, LZ4.
 ONE = bytes.fromhex("de79cf087fb63504 9db816df195b016b 82 0c000000 02000000 20310a")

@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 
-from protocol.compression import Codec, compress, decompress
-from protocol.errors import CorruptMessage, MessageTooLarge, UnsupportedCompressionType
+from brokerhouse.protocol.compression import Codec, compress, decompress
+from brokerhouse.protocol.errors import CorruptMessage, MessageTooLarge, UnsupportedCompressionType
 from tests.support import record_batches as make
 
 MIB: Final = 1 << 20
@@ -216,8 +216,8 @@ def test_one_byte_over_the_limit_is_too_large(codec: Codec) -> None:
 
 MEASURE: Final = """
 import resource, sys
-from protocol.compression import decompress
-from protocol.errors import KafkaError
+from brokerhouse.protocol.compression import decompress
+from brokerhouse.protocol.errors import KafkaError
 def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 payload = sys.stdin.buffer.read()
 before = peak()

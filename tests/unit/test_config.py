@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from broker.net.named_addresses import listeners_text, parse_listeners
-from broker.settings import config, config_sources
-from broker.settings.config import ConfigError, Settings
-from common.address import Address, parse_address
+from brokerhouse.broker.net.named_addresses import listeners_text, parse_listeners
+from brokerhouse.broker.settings import config, config_sources
+from brokerhouse.broker.settings.config import ConfigError, Settings
+from brokerhouse.common.address import Address, parse_address
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ import pytest
 from kafka.protocol.metadata import ApiVersionsResponse
 from kafka.protocol.producer import InitProducerIdResponse
 
-from broker.api import APIS
-from broker.api.context import CloseConnection, RequestContext
-from broker.net import connection as connection_module
-from broker.settings.config import Settings
-from protocol.errors import KafkaError, KafkaStorageError
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.broker.api.context import CloseConnection, RequestContext
+from brokerhouse.broker.net import connection as connection_module
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.protocol.errors import KafkaError, KafkaStorageError
+from brokerhouse.protocol.versions import ApiKey
 from tests.support.scripted_connection import (
     Connect,
     FakeBroker,

@@ -11,11 +11,11 @@ import time
 import pytest
 from kafka.protocol.producer import InitProducerIdResponse
 
-from broker import memory
-from broker.memory import InFlight, ResponseMemory
-from broker.net import sending
-from broker.settings.config import Settings
-from protocol.errors import KafkaStorageError
+from brokerhouse.broker import memory
+from brokerhouse.broker.memory import InFlight, ResponseMemory
+from brokerhouse.broker.net import sending
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.protocol.errors import KafkaStorageError
 from tests.support.scripted_connection import (
     EMPTY,
     MIB,

@@ -12,10 +12,10 @@ from kafka.protocol.consumer.metadata import (
     ConsumerProtocolSubscription,
 )
 
-from broker.feeds.groups import assignments_of
-from coordinator.messages import JoinedMember
-from protocol import consumer_protocol
-from protocol.consumer_protocol import assigned_partitions, subscribed_topics, user_data
+from brokerhouse.broker.feeds.groups import assignments_of
+from brokerhouse.coordinator.messages import JoinedMember
+from brokerhouse.protocol import consumer_protocol
+from brokerhouse.protocol.consumer_protocol import assigned_partitions, subscribed_topics, user_data
 
 VERSIONS = range(4)
 Assigned = list[tuple[str, list[int]]]

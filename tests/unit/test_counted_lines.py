@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from common.counted_lines import CountedLines, counted
+from brokerhouse.common.counted_lines import CountedLines, counted
 
 MINUTE_S = 60.0
 

@@ -9,7 +9,7 @@ ROUNDS = 300
 
 PRESSED_WHILE_WAITING = f"""
 import os, signal, threading
-from broker.cli.ctrl_c import ctrl_c
+from brokerhouse.broker.cli.ctrl_c import ctrl_c
 
 def press():
     started.wait()

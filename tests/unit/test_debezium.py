@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from feeds.decoding.debezium import Debezium, DebeziumError, MessageReader, packed
-from feeds.decoding.debezium_columns import columns_of_change, key_columns
-from feeds.definition import Format
-from feeds.tables import table_engine, table_to_make
+from brokerhouse.feeds.decoding.debezium import Debezium, DebeziumError, MessageReader, packed
+from brokerhouse.feeds.decoding.debezium_columns import columns_of_change, key_columns
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.tables import table_engine, table_to_make
 from tests.support.debezium_samples import CONNECTORS, KINDS, PLAIN, Sample, samples
 
 COLUMNS = [("id",), ("name",), ("_op",), ("_deleted",)]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from protocol.columns import COLUMNS
-from protocol.errors import (
+from brokerhouse.protocol.columns import COLUMNS
+from brokerhouse.protocol.errors import (
     InvalidRecord,
 )
 from tests.support import record_batches as make

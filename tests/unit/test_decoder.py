@@ -14,9 +14,9 @@ from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 
-from broker.api import APIS
-from broker.api.context import Api
-from protocol.decoder import ELEMENTS_MAX, MalformedMessage, decoder, unsigned_varint
+from brokerhouse.broker.api import APIS
+from brokerhouse.broker.api.context import Api
+from brokerhouse.protocol.decoder import ELEMENTS_MAX, MalformedMessage, decoder, unsigned_varint
 from tests.support.examples import up_to
 
 VERSIONS = [

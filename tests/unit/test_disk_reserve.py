@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.disk_reserve import DiskReserve, default_reserve_bytes, part_max_bytes
+from brokerhouse.storage.disk_reserve import DiskReserve, default_reserve_bytes, part_max_bytes
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 import pytest
 
-from broker.cli.main import main
-from broker.settings import config, config_sources
-from common.text_table import word_set
-from storage.topic_configs import TOPIC_CONFIGS
+from brokerhouse.broker.cli.main import main
+from brokerhouse.broker.settings import config, config_sources
+from brokerhouse.common.text_table import word_set
+from brokerhouse.storage.topic_configs import TOPIC_CONFIGS
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = [*PROJECT.glob("*.md"), *PROJECT.glob("docs/**/*.md")]

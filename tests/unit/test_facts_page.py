@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.schema_files import FileKind, schema_files
+from brokerhouse.storage.schema_files import FileKind, schema_files
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "facts.md").read_text()

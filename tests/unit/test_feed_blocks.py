@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from feeds.blocks import (
+from brokerhouse.feeds.blocks import (
     BlockPlan,
     Case,
     Counted,

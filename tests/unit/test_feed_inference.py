@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feeds.inference import (
+from brokerhouse.feeds.inference import (
     InferredColumn,
     field_columns,
     fields_without_columns,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feeds.paths import path_as_text, path_from_text
+from brokerhouse.feeds.paths import path_as_text, path_from_text
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import FetchResponse
 
-from broker.api.fetch import API
-from protocol.response_bodies import fetch_frame
+from brokerhouse.broker.api.fetch import API
+from brokerhouse.protocol.response_bodies import fetch_frame
 
 Topic: TypeAlias = FetchResponse.FetchableTopicResponse
 Partition: TypeAlias = FetchResponse.FetchableTopicResponse.PartitionData

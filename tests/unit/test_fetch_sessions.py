@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 from kafka.protocol.consumer import FetchRequest
 
-from broker import fetch_sessions as module
-from broker.fetch_sessions import FINAL_EPOCH, FetchSession, FetchSessions, Wanted
-from protocol.errors import (
+from brokerhouse.broker import fetch_sessions as module
+from brokerhouse.broker.fetch_sessions import FINAL_EPOCH, FetchSession, FetchSessions, Wanted
+from brokerhouse.protocol.errors import (
     FetchSessionIdNotFound,
     FetchSessionTopicIdError,
     InvalidFetchSessionEpoch,

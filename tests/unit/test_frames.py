@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol._frames import FrameError, FrameReader
+from brokerhouse.protocol._frames import FrameError, FrameReader
 
 LIMIT = 1000
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.group_states import GroupState
-from coordinator.groups import Group, selected_metadata
-from coordinator.messages import (
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.groups import Group, selected_metadata
+from brokerhouse.coordinator.messages import (
     Client,
     LeavingMember,
 )
-from protocol.errors import (
+from brokerhouse.protocol.errors import (
     FencedInstanceId,
     GroupMaxSizeReached,
     InconsistentGroupProtocol,

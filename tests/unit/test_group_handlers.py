@@ -16,13 +16,13 @@ from uuid import UUID
 import pytest
 from kafka.protocol.admin import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 
-from broker.api import APIS
-from broker.api.context import RequestContext
-from broker.memory import ResponseMemory
-from broker.node import Broker
-from broker.settings.config import Settings
-from coordinator.group_states import GroupState
-from coordinator.messages import (
+from brokerhouse.broker.api import APIS
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.memory import ResponseMemory
+from brokerhouse.broker.node import Broker
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.messages import (
     Client,
     CommittedOffset,
     Committer,
@@ -38,12 +38,12 @@ from coordinator.messages import (
     SyncRequest,
     TopicPartition,
 )
-from coordinator.transaction_states import Producer
-from protocol import errors
-from protocol._request_head import RequestHeader
-from protocol.codec import decode_request, encode_response
-from protocol.errors import KafkaError
-from protocol.versions import ApiKey
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol import errors
+from brokerhouse.protocol._request_head import RequestHeader
+from brokerhouse.protocol.codec import decode_request, encode_response
+from brokerhouse.protocol.errors import KafkaError
+from brokerhouse.protocol.versions import ApiKey
 from tests.support import messages
 from tests.support.messages import Target
 from tests.support.wire import decode, request_body

@@ -22,10 +22,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
-from common.clock import Moment
-from coordinator.commit_rules import CommitKind
-from coordinator.group_states import GroupState
-from coordinator.messages import (
+from brokerhouse.common.clock import Moment
+from brokerhouse.coordinator.commit_rules import CommitKind
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.messages import (
     Client,
     Committer,
     JoinAnswer,
@@ -34,7 +34,7 @@ from coordinator.messages import (
     MemberIdGiven,
     SyncRequest,
 )
-from protocol.errors import (
+from brokerhouse.protocol.errors import (
     CoordinatorNotAvailable,
     FencedInstanceId,
     GroupMaxSizeReached,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.group_states import GroupState
-from coordinator.groups import Group
-from protocol.errors import (
+from brokerhouse.coordinator.group_states import GroupState
+from brokerhouse.coordinator.groups import Group
+from brokerhouse.protocol.errors import (
     FencedInstanceId,
     RebalanceInProgress,
     UnknownMemberId,

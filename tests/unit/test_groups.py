@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.group_states import TRANSITIONS, GroupState, Transition
-from protocol.errors import (
+from brokerhouse.coordinator.group_states import TRANSITIONS, GroupState, Transition
+from brokerhouse.protocol.errors import (
     CoordinatorNotAvailable,
     FencedInstanceId,
     IllegalGeneration,

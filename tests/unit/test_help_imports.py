@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from broker.cli.main import COMMANDS
-from common.text_table import word_set
+from brokerhouse.broker.cli.main import COMMANDS
+from brokerhouse.common.text_table import word_set
 from tests.support.server_process import PROJECT
 
 ONLY_FOR_WORK = word_set("""
@@ -20,12 +20,12 @@ ONLY_FOR_WORK = word_set("""
     uvloop broker.node broker.server storage.embedded
 """)
 """No --help of any command needs them."""
-ONLY_FOR_SETTINGS = {"asyncio", "broker.settings.config", "pydantic"}
+ONLY_FOR_SETTINGS = {"asyncio", "brokerhouse.broker.settings.config", "pydantic"}
 """Commands that read the settings need these, the list of commands does not."""
 
 _RUN = """
 import json, sys
-from broker.cli.main import main
+from brokerhouse.broker.cli.main import main
 for words in json.loads(sys.argv[1]):
     main([*words, "--help"], standalone_mode=False)
 print("\\n" + json.dumps(sorted(sys.modules)))
@@ -48,10 +48,10 @@ def imported(*commands: list[str]) -> set[str]:
 def test_the_list_of_commands_imports_neither_libraries_nor_settings() -> None:
     modules = imported([])
     assert modules & (ONLY_FOR_WORK | ONLY_FOR_SETTINGS) == set()
-    assert {name for name in modules if name.startswith("broker.cli.")} == {
-        "broker.cli.ctrl_c",
-        "broker.cli.examples",
-        "broker.cli.main",
+    assert {name for name in modules if name.startswith("brokerhouse.broker.cli.")} == {
+        "brokerhouse.broker.cli.ctrl_c",
+        "brokerhouse.broker.cli.examples",
+        "brokerhouse.broker.cli.main",
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.schema_files import FileKind, schema_files
+from brokerhouse.storage.schema_files import FileKind, schema_files
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

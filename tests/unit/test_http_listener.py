@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from aiohttp import web
 
-from common.address import Address, client_network
-from sql.http import listener as listener_module
-from sql.http.listener import HttpListener
+from brokerhouse.common.address import Address, client_network
+from brokerhouse.sql.http import listener as listener_module
+from brokerhouse.sql.http.listener import HttpListener
 
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

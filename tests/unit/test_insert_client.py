@@ -11,8 +11,8 @@ from ssl import SSLContext
 import pytest
 from yarl import URL
 
-from storage.engine import NotSent
-from storage.insert_client import AnswerReader, InsertAnswer, InsertClient, NotAnAnswer
+from brokerhouse.storage.engine import NotSent
+from brokerhouse.storage.insert_client import AnswerReader, InsertAnswer, InsertClient, NotAnAnswer
 
 OK = b"HTTP/1.1 200 OK\r\n"
 ID = b"X-ClickHouse-Query-Id: q-1\r\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_jobs.sql_client import SqlServers
+from brokerhouse.spark_jobs.sql_client import SqlServers
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from storage.journal_files import (
+from brokerhouse.storage.journal_files import (
     HEAD_BYTES,
     DamagedJournal,
     JournalError,
     JournalWriter,
 )
-from storage.journal_reading import keep_copies, read_journal, settle_names
-from storage.journal_register import RECORD_BYTES, register_path
+from brokerhouse.storage.journal_reading import keep_copies, read_journal, settle_names
+from brokerhouse.storage.journal_register import RECORD_BYTES, register_path
 
 SEGMENT_BYTES = 4096
 FIRST, LAST = 3, 6
@@ -369,7 +369,7 @@ def test_a_journal_of_an_older_version_is_read_after_one_that_was_drained_and_re
         if drained:
             append_round(journal, last)
     with monkeypatch.context() as patch:
-        patch.setattr("storage.journal_files.VERSION", 3)
+        patch.setattr("brokerhouse.storage.journal_files.VERSION", 3)
         with writer(older) as journal:
             append(journal, "of the older version")
     shutil.rmtree(directory)

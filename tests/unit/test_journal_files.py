@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from storage import journal_spares
-from storage.journal_files import (
+from brokerhouse.storage import journal_spares
+from brokerhouse.storage.journal_files import (
     ENTRY_BYTES,
     HEAD_BYTES,
     DamagedJournal,
@@ -18,8 +18,8 @@ from storage.journal_files import (
     JournalError,
     JournalWriter,
 )
-from storage.journal_reading import read_journal, settle_names
-from storage.journal_register import register_path
+from brokerhouse.storage.journal_reading import read_journal, settle_names
+from brokerhouse.storage.journal_register import register_path
 
 SEGMENT_BYTES = 4096
 
@@ -399,7 +399,7 @@ def test_a_journal_in_the_format_without_packed_blocks_is_read_and_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("storage.journal_files.VERSION", 2)
+        patch.setattr("brokerhouse.storage.journal_files.VERSION", 2)
         with writer(tmp_path) as journal:
             append(journal, "old")
     register_path(tmp_path).unlink()  # it had none

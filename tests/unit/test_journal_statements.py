@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from storage.journal_statements import ALL, LOG, ROWS, changes_tables, needed_by
+from brokerhouse.storage.journal_statements import ALL, LOG, ROWS, changes_tables, needed_by
 
 SHARD = "brokerhouse_shard"
 

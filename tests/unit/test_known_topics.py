@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from broker.log.topic import Topic
-from broker.topics.known_topics import KnownTopics
-from protocol.errors import InvalidTopic, TopicAlreadyExists
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.topics.known_topics import KnownTopics
+from brokerhouse.protocol.errors import InvalidTopic, TopicAlreadyExists
 from tests.support.log_parts import make_topic
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.log.leader_epochs import NO_END, LeaderEpochs, known_epochs
+from brokerhouse.broker.log.leader_epochs import NO_END, LeaderEpochs, known_epochs
 
 LOG_END = 30
 THREE = known_epochs([(2, 5), (4, 10), (7, 20)])

@@ -8,11 +8,11 @@ from uuid import UUID
 
 import pytest
 
-from broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive, SessionState
-from broker.leadership import NO_NODE, BrokerEndpoint, Leader
-from broker.net.named_addresses import NamedAddress
-from broker.slots.leadership import SlotLeadership
-from storage.slot_map import SlotMap, slot_of_group, slot_of_partition
+from brokerhouse.broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive, SessionState
+from brokerhouse.broker.leadership import NO_NODE, BrokerEndpoint, Leader
+from brokerhouse.broker.net.named_addresses import NamedAddress
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 TOPIC = UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
 SLOTS = 8

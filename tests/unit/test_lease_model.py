@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 import pytest
 
-from broker.cluster import leases
-from broker.cluster.leases import BrokerSession, SessionLease, SessionState, Watch
-from storage.slot_map import NOBODY, Slot, SlotMap
+from brokerhouse.broker.cluster import leases
+from brokerhouse.broker.cluster.leases import BrokerSession, SessionLease, SessionState, Watch
+from brokerhouse.storage.slot_map import NOBODY, Slot, SlotMap
 
 TTL = 2
 SHARD = "shard"

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker.cluster.leases import (
+from brokerhouse.broker.cluster.leases import (
     BrokerReport,
     BrokerSession,
     LatelyAlive,
@@ -22,9 +22,9 @@ from broker.cluster.leases import (
     Watch,
     plan,
 )
-from broker.net.named_addresses import NamedAddress
-from storage.registry_values import MalformedState
-from storage.slot_map import NOBODY, Slot, SlotMap, slot_of_group, slot_of_partition
+from brokerhouse.broker.net.named_addresses import NamedAddress
+from brokerhouse.storage.registry_values import MalformedState
+from brokerhouse.storage.slot_map import NOBODY, Slot, SlotMap, slot_of_group, slot_of_partition
 
 NAMESPACE = UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 

@@ -9,13 +9,13 @@ from typing import cast
 
 import pytest
 
-from broker.leadership import BrokerEndpoint
-from broker.memory import InFlight, ResponseMemory
-from broker.monitoring.request_counts import RequestCounts
-from broker.net.connection import Connections
-from broker.net.listener import KafkaListener, ListenError
-from broker.node import Broker
-from broker.settings.config import Settings
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.memory import InFlight, ResponseMemory
+from brokerhouse.broker.monitoring.request_counts import RequestCounts
+from brokerhouse.broker.net.connection import Connections
+from brokerhouse.broker.net.listener import KafkaListener, ListenError
+from brokerhouse.broker.node import Broker
+from brokerhouse.broker.settings.config import Settings
 from tests.support.server_process import free_port
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pytest
 
-from common.logging import log_to_stderr
+from brokerhouse.common.logging import log_to_stderr
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z"
 HOSTILE = "name\nforged\x1b[2J\x9b é"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.process import memory_bytes
+from brokerhouse.common.process import memory_bytes
 
 _MACHINE = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import _merge_blocks
-from storage.blocks import INT32, STRING, Table, array_of, block, map_of, nullable
-from storage.native_types import COLUMNS_MAX, HEADS_MAX_BYTES, UnmergeableBlock
+from brokerhouse.storage import _merge_blocks
+from brokerhouse.storage.blocks import INT32, STRING, Table, array_of, block, map_of, nullable
+from brokerhouse.storage.native_types import COLUMNS_MAX, HEADS_MAX_BYTES, UnmergeableBlock
 from tests.reference import merge_blocks
 from tests.support import record_batches as make
 from tests.support.block_types import (

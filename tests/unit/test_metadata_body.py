@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.metadata import MetadataResponse
 
-from broker.api import APIS
-from broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
-from protocol.response_bodies import encoded_topic, metadata_body
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
+from brokerhouse.protocol.response_bodies import encoded_topic, metadata_body
+from brokerhouse.protocol.versions import ApiKey
 from tests.support.encoded_responses import response_frame
 
 API = APIS[ApiKey.Metadata]

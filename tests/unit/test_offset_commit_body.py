@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.consumer import OffsetCommitResponse
 
-from broker.api import APIS
-from protocol.response_bodies import AnsweredTopic, offset_commit_body
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol.response_bodies import AnsweredTopic, offset_commit_body
+from brokerhouse.protocol.versions import ApiKey
 from tests.support.encoded_responses import response_frame
 
 API = APIS[ApiKey.OffsetCommit]

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from broker.cluster.session import NEXT_SESSION_KEY, NodeIdTaken, Tenure
-from storage.registry import Versioned
-from storage.slot_map import SLOTS_KEY, Slot
+from brokerhouse.broker.cluster.session import NEXT_SESSION_KEY, NodeIdTaken, Tenure
+from brokerhouse.storage.registry import Versioned
+from brokerhouse.storage.slot_map import SLOTS_KEY, Slot
 from tests.support.simulated_cluster import (
     SLOTS,
     TTL_MS,
@@ -469,12 +469,14 @@ def test_ten_minutes_of_a_quiet_cluster_logs_nothing_and_moves_nothing(
         brokers = await cluster.start(1, 2, 3)
         await until_async(lambda: cluster.all_served(*brokers))
         await asyncio.sleep(30)
-        with caplog.at_level(logging.DEBUG, "broker.cluster"):
+        with caplog.at_level(logging.DEBUG, "brokerhouse.broker.cluster"):
             caplog.clear()
             slots = cluster.store.slot_map()
             await asyncio.sleep(600)
             assert cluster.store.slot_map() == slots
-            assert [one for one in caplog.records if one.name.startswith("broker.cluster")] == []
+            assert [
+                one for one in caplog.records if one.name.startswith("brokerhouse.broker.cluster")
+            ] == []
 
     simulate(scenario)
 

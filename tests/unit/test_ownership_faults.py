@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from broker.cluster.leases import BrokerReport, BrokerSession
-from broker.cluster.session import Tenure
-from storage.engine import EngineError
-from storage.slot_map import Slot
+from brokerhouse.broker.cluster.leases import BrokerReport, BrokerSession
+from brokerhouse.broker.cluster.session import Tenure
+from brokerhouse.storage.engine import EngineError
+from brokerhouse.storage.slot_map import Slot
 from tests.support.simulated_cluster import (
     SLOTS,
     Broker,

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import _packed_blocks
-from protocol.packed_blocks import HEAD, RUN, BadPackedBlock, is_packed, native_bytes
-from storage._merge_blocks import merge_blocks
+from brokerhouse.protocol import _packed_blocks
+from brokerhouse.protocol.packed_blocks import HEAD, RUN, BadPackedBlock, is_packed, native_bytes
+from brokerhouse.storage._merge_blocks import merge_blocks
 from tests.reference import packed_blocks
 from tests.reference.packed_blocks import read_packed
 from tests.support import record_batches as make

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 import pytest
 from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 
-from broker.leadership import BrokerEndpoint
-from broker.slots import peers
-from broker.slots.peers import Peers
-from protocol.errors import RequestTimedOut
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.slots import peers
+from brokerhouse.broker.slots.peers import Peers
+from brokerhouse.protocol.errors import RequestTimedOut
 
 VERSION = 2
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -10,15 +10,15 @@ import random
 from types import SimpleNamespace
 from typing import Any, cast
 
-from broker.api.context import RequestContext
-from broker.api.produce import produce
-from broker.led_partitions import LedPartitions
-from broker.log.block import PendingAppend
-from broker.log.partition import PartitionLog
-from broker.log.refused_batches import RefusedBatches
-from protocol._produce_request import ProduceMessage
-from protocol._request_head import RequestHeader
-from protocol.versions import ApiKey
+from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.api.produce import produce
+from brokerhouse.broker.led_partitions import LedPartitions
+from brokerhouse.broker.log.block import PendingAppend
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.refused_batches import RefusedBatches
+from brokerhouse.protocol._produce_request import ProduceMessage
+from brokerhouse.protocol._request_head import RequestHeader
+from brokerhouse.protocol.versions import ApiKey
 from tests.support.log_parts import make_log, make_topic
 from tests.support.record_batches import Record, batch_of
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.producer import ProduceRequest
 
-from broker.api import APIS
-from protocol._produce_request import ProduceMessage, decode_produce_request
-from protocol.decoder import ELEMENTS_MAX, MalformedMessage, decoder
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol._produce_request import ProduceMessage, decode_produce_request
+from brokerhouse.protocol.decoder import ELEMENTS_MAX, MalformedMessage, decoder
+from brokerhouse.protocol.versions import ApiKey
 
 API = APIS[ApiKey.Produce]
 VERSIONS = range(API.min_version, API.max_version + 1)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.producer import ProduceResponse
 
-from broker.api import APIS
-from protocol._produce_response import StoredBatch, produce_response
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol._produce_response import StoredBatch, produce_response
+from brokerhouse.protocol.versions import ApiKey
 from tests.support.encoded_responses import response_frame
 
 API = APIS[ApiKey.Produce]

@@ -10,15 +10,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from broker.log.producers import (
+from brokerhouse.broker.log.producers import (
     BATCHES_KEPT,
     ProducerEntry,
     SequenceRange,
     find_duplicate,
     first_entry,
 )
-from protocol._batches import BatchHeader
-from protocol.errors import (
+from brokerhouse.protocol._batches import BatchHeader
+from brokerhouse.protocol.errors import (
     InvalidProducerEpoch,
     KafkaError,
     OutOfOrderSequenceNumber,

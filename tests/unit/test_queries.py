@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sql.queries import query
+from brokerhouse.sql.queries import query
 
 PROJECT = Path(__file__).resolve().parents[2]
 FILES = sorted((PROJECT / "sql/queries").glob("*.sql"))

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import _decode_batches
-from protocol.errors import InvalidRecord, KafkaError, MessageTooLarge
+from brokerhouse.protocol import _decode_batches
+from brokerhouse.protocol.errors import InvalidRecord, KafkaError, MessageTooLarge
 from tests.reference import decode_batches
 from tests.support import record_batches as make
 from tests.support.record_batches import Record, encode_records

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as KafkaPythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as KafkaPythonBuilder
 
-from protocol.columns import COLUMNS
-from protocol.compression import decompress
-from protocol.errors import (
+from brokerhouse.protocol.columns import COLUMNS
+from brokerhouse.protocol.compression import decompress
+from brokerhouse.protocol.errors import (
     InvalidRecord,
     RecordsWithoutKey,
 )

@@ -6,8 +6,8 @@ from kafka.protocol.admin import ListGroupsResponse
 from kafka.protocol.consumer import FetchResponse
 from kafka.protocol.producer import AddPartitionsToTxnResponse
 
-from broker.monitoring.request_counts import error_codes
-from protocol.errors import error_name
+from brokerhouse.broker.monitoring.request_counts import error_codes
+from brokerhouse.protocol.errors import error_name
 from tests.support.server_process import PROJECT
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from broker.memory import ResponseCharge, ResponseMemory, cost
-from broker.net.sending import Outgoing, Turns
+from brokerhouse.broker.memory import ResponseCharge, ResponseMemory, cost
+from brokerhouse.broker.net.sending import Outgoing, Turns
 
 MIB = 1 << 20
 BUDGET = 64 * MIB

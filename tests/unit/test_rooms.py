@@ -27,6 +27,9 @@ BELOW = {
 }
 """Room: the rooms that it may import. sql/schema and sql/queries hold SQL, and next to no code."""
 
+HOUSE = "brokerhouse"
+"""What is imported is below this name: the names of modules here leave it out."""
+
 STARTS_JOBS = "broker.cli.jobs"
 """The only module of `broker` that may import `spark_jobs`."""
 
@@ -55,13 +58,20 @@ def imported(name: str) -> frozenset[str]:
 
 
 def _imported(name: str) -> Iterator[str]:
-    for node in ast.walk(parsed(name)):
+    for module, names in import_statements(parsed(name)):
+        short = module.removeprefix(f"{HOUSE}.")
+        if short in MODULES:
+            inner = [f"{short}.{one}" for one in names]
+            yield from (one if one in MODULES else short for one in inner or [short])
+
+
+def import_statements(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
+    """Each module that is imported, and what is taken from it."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in MODULES)
-        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                yield whole if whole in MODULES else node.module
+            yield from ((alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module, [alias.name for alias in node.names]
 
 
 def room_of(name: str) -> str:
@@ -72,7 +82,33 @@ def test_every_package_is_installed() -> None:
     with (PROJECT / "pyproject.toml").open("rb") as file:
         declared = tomllib.load(file)["tool"]["setuptools"]["packages"]
     folders = {path.parent.relative_to(PROJECT) for path in MODULES.values()}
-    assert {".".join(folder.parts) for folder in folders} <= set(declared)
+    assert {".".join((HOUSE, *folder.parts)) for folder in folders} <= set(declared)
+    assert {name.partition(".")[0] for name in declared} == {HOUSE}
+
+
+def test_no_file_imports_a_room_without_the_name_of_the_house() -> None:
+    """As `broker.node` and `brokerhouse.broker.node` a module would be loaded twice."""
+    rooms = {room.partition(".")[0] for room in BELOW}
+    folders = (PROJECT / name for name in (*rooms, HOUSE, "bench", "tests"))
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    wrong = [
+        f"{path.relative_to(PROJECT)} imports {module}"
+        for path in files
+        for module in named_modules(ast.parse(path.read_text()))
+        if module.partition(".")[0] in rooms
+    ]
+    assert not wrong
+
+
+def named_modules(tree: ast.Module) -> Iterator[str]:
+    """Those of import statements, and of calls as `files("brokerhouse.sql")`."""
+    yield from (module for module, _ in import_statements(tree))
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(
+                func=ast.Name("files" | "import_module"), args=[ast.Constant(str(module)), *_]
+            ):
+                yield module
 
 
 @pytest.mark.parametrize("room", BELOW)

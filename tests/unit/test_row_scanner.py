@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from feeds.definition import Format
-from feeds.values.layout import Column, RowLayout
+from brokerhouse.feeds.definition import Format
+from brokerhouse.feeds.values.layout import Column, RowLayout
 from tests.support.examples import up_to
 
 COLUMNS = [

@@ -7,11 +7,15 @@ from typing import cast
 
 import pytest
 
-from broker.slots.groups import SlotGroups
-from coordinator.coordinator import GroupCoordinator
-from coordinator.slots import ServedSlots, kafka_partition
-from protocol.errors import CoordinatorLoadInProgress, NotCoordinator, UnknownTopicOrPartition
-from storage.slot_map import EMBEDDED, Slot
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.coordinator.slots import ServedSlots, kafka_partition
+from brokerhouse.protocol.errors import (
+    CoordinatorLoadInProgress,
+    NotCoordinator,
+    UnknownTopicOrPartition,
+)
+from brokerhouse.storage.slot_map import EMBEDDED, Slot
 
 GROUP = "group"
 

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from broker.cluster.slot_phases import (
+from brokerhouse.broker.cluster.slot_phases import (
     FENCE_TRANSITIONS,
     SLOT_TRANSITIONS,
     FenceAction,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from sql.http.access import Role, judge
-from sql.http.errors import SqlError
+from brokerhouse.sql.http.access import Role, judge
+from brokerhouse.sql.http.errors import SqlError
 
 
 class SilentHandle:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sql.http.text import (
+from brokerhouse.sql.http.text import (
     InsertData,
     NotAnInsert,
     TokenKind,

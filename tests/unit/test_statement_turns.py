@@ -4,10 +4,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from broker.settings.config import Settings
-from sql.http.access import Role
-from sql.http.errors import SqlError
-from sql.http.pool import StatementPool
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.errors import SqlError
+from brokerhouse.sql.http.pool import StatementPool
 
 HERE = "127.0.0.1"
 _MANY_TIMES = 30

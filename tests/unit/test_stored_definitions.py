@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from feeds.stored_definitions import StoredDefinitions
-from feeds.tables import ALONE
-from storage.cluster_sql import ClusterLayout
-from storage.engine import EngineError, Parameter, Row
+from brokerhouse.feeds.stored_definitions import StoredDefinitions
+from brokerhouse.feeds.tables import ALONE
+from brokerhouse.storage.cluster_sql import ClusterLayout
+from brokerhouse.storage.engine import EngineError, Parameter, Row
 
 CLUSTER = ClusterLayout("main", replicated=False, distributed=True)
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from broker.log.tail_cache import CachedBatch, PartitionTail, TailCache
+from brokerhouse.broker.log.tail_cache import CachedBatch, PartitionTail, TailCache
 from tests.support.examples import up_to
 
 OVERHEAD_BYTES = 250

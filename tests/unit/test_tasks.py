@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from common.tasks import Backoff, Outage, Periodic, cancel, event_within, in_turns
+from brokerhouse.common.tasks import Backoff, Outage, Periodic, cancel, event_within, in_turns
 
 LIMIT_S = 30.0
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.text_table import read_lists, read_table, word_set
+from brokerhouse.common.text_table import read_lists, read_table, word_set
 
 
 def test_a_cell_is_found_by_its_row_and_column() -> None:

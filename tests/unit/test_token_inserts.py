@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from sql.http.access import Role
-from sql.http.handles import ExternalTable, StatementContext
-from sql.http.request import SqlRequest
-from sql.http.text import InsertData, insert_head
-from sql.http.token_inserts import TokenInsert, token_insert
-from storage.clickhouse import INSERT_SETTINGS
+from brokerhouse.sql.http.access import Role
+from brokerhouse.sql.http.handles import ExternalTable, StatementContext
+from brokerhouse.sql.http.request import SqlRequest
+from brokerhouse.sql.http.text import InsertData, insert_head
+from brokerhouse.sql.http.token_inserts import TokenInsert, token_insert
+from brokerhouse.storage.clickhouse import INSERT_SETTINGS
 
 TOKEN = "17-3-1"
 SETTINGS = {

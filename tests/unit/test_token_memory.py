@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from storage.token_memory import TokenMemory
+from brokerhouse.storage.token_memory import TokenMemory
 
 SENDERS = ("17-3-", "17-30-", "17-", "5b5e8a-rows-", "")
 

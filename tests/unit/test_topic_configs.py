@@ -2,11 +2,15 @@
 
 import pytest
 
-from broker.settings.config import Settings
-from broker.settings.effective_configs import EffectiveTopicConfig, default_text, effective
-from broker.topics import topic_names
-from protocol.errors import InvalidConfig, InvalidTopic
-from storage.topic_configs import TOPIC_CONFIGS, check
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.settings.effective_configs import (
+    EffectiveTopicConfig,
+    default_text,
+    effective,
+)
+from brokerhouse.broker.topics import topic_names
+from brokerhouse.protocol.errors import InvalidConfig, InvalidTopic
+from brokerhouse.storage.topic_configs import TOPIC_CONFIGS, check
 
 INT64_MAX = 2**63 - 1
 

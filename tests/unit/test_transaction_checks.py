@@ -8,13 +8,13 @@ from typing import cast
 
 import pytest
 
-from broker.log.partition import PartitionLog
-from broker.slots.transactions import CoordinatorCalls
-from broker.transactions.transaction_checks import TransactionChecks
-from coordinator.pending_offsets import PendingOffsets
-from coordinator.transaction_states import Member, Producer
-from protocol._batches import BatchHeader
-from protocol.errors import (
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.slots.transactions import CoordinatorCalls
+from brokerhouse.broker.transactions.transaction_checks import TransactionChecks
+from brokerhouse.coordinator.pending_offsets import PendingOffsets
+from brokerhouse.coordinator.transaction_states import Member, Producer
+from brokerhouse.protocol._batches import BatchHeader
+from brokerhouse.protocol.errors import (
     ConcurrentTransactions,
     CoordinatorNotAvailable,
     InvalidProducerEpoch,

@@ -16,19 +16,19 @@ from uuid import UUID
 
 import pytest
 
-from common.clock import Clock
-from coordinator.hosted_transactions import HostedTransactions
-from coordinator.slots import ServedSlots
-from coordinator.transaction_states import Member, Producer, Transaction
-from coordinator.transactions import TransactionCoordinator, TransactionLimits
-from protocol.errors import (
+from brokerhouse.common.clock import Clock
+from brokerhouse.coordinator.hosted_transactions import HostedTransactions
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.transaction_states import Member, Producer, Transaction
+from brokerhouse.coordinator.transactions import TransactionCoordinator, TransactionLimits
+from brokerhouse.protocol.errors import (
     ConcurrentTransactions,
     CoordinatorNotAvailable,
     KafkaError,
     PolicyViolation,
 )
-from storage.engine import Engine, EngineError, Parameter, Row
-from storage.row_lane import RowLane, TableRows
+from brokerhouse.storage.engine import Engine, EngineError, Parameter, Row
+from brokerhouse.storage.row_lane import RowLane, TableRows
 
 ID = "id"
 MEMBERS = [Member("events", UUID(int=1), partition) for partition in range(3)]

@@ -18,31 +18,31 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 
-from broker.leadership import BrokerEndpoint
-from broker.log.block import Appended, Outcome, PendingAppend, build_block
-from broker.log.partition import PartitionLog
-from broker.log.producers import ProducerEntry
-from broker.log.refused_batches import RefusedBatches
-from broker.log.row_sources import RowLanes
-from broker.log.topic import Topic
-from broker.log.transactions import OpenTransaction
-from broker.slots.groups import SlotGroups
-from broker.slots.leadership import SlotLeadership
-from broker.slots.peers import Peers
-from broker.slots.transactions import (
+from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.log.block import Appended, Outcome, PendingAppend, build_block
+from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.producers import ProducerEntry
+from brokerhouse.broker.log.refused_batches import RefusedBatches
+from brokerhouse.broker.log.row_sources import RowLanes
+from brokerhouse.broker.log.topic import Topic
+from brokerhouse.broker.log.transactions import OpenTransaction
+from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.broker.slots.peers import Peers
+from brokerhouse.broker.slots.transactions import (
     CoordinatorCalls,
     MarkersEverywhere,
     MarkersHere,
     SlotTransactions,
 )
-from broker.transactions.transaction_checks import TransactionChecks
-from broker.transactions.transaction_markers import MarkerWriter
-from common.clock import Clock
-from coordinator.hosted_transactions import HostedTransactions
-from coordinator.slots import ServedSlots
-from coordinator.transaction_states import Member, Producer, Transaction
-from coordinator.transactions import TransactionCoordinator, TransactionLimits
-from protocol.errors import (
+from brokerhouse.broker.transactions.transaction_checks import TransactionChecks
+from brokerhouse.broker.transactions.transaction_markers import MarkerWriter
+from brokerhouse.common.clock import Clock
+from brokerhouse.coordinator.hosted_transactions import HostedTransactions
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.transaction_states import Member, Producer, Transaction
+from brokerhouse.coordinator.transactions import TransactionCoordinator, TransactionLimits
+from brokerhouse.protocol.errors import (
     ConcurrentTransactions,
     CoordinatorNotAvailable,
     InvalidProducerEpoch,
@@ -52,9 +52,9 @@ from protocol.errors import (
     OutOfOrderSequenceNumber,
     ProducerFenced,
 )
-from storage.engine import Engine, EngineError, Row
-from storage.row_lane import RowLane, TableRows
-from storage.slot_map import EMBEDDED
+from brokerhouse.storage.engine import Engine, EngineError, Row
+from brokerhouse.storage.row_lane import RowLane, TableRows
+from brokerhouse.storage.slot_map import EMBEDDED
 from tests.support.alone import GivenLogs
 from tests.support.embedded_topics import catalog_on
 from tests.support.log_parts import LIMITS, header_of, make_topic

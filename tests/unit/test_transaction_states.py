@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from coordinator.transaction_states import (
+from brokerhouse.coordinator.transaction_states import (
     ENDED,
     MAX_EPOCH,
     NO_EPOCH,
@@ -22,7 +22,7 @@ from coordinator.transaction_states import (
     TransactionEvent,
     TransactionState,
 )
-from protocol.errors import (
+from brokerhouse.protocol.errors import (
     ConcurrentTransactions,
     InvalidProducerIdMapping,
     InvalidTxnState,

@@ -7,9 +7,9 @@ from confluent_kafka.admin import AdminClient as ConfluentAdmin
 from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry
 from confluent_kafka.admin._config import ConfigResource as ConfluentResource
 
-from broker.settings.dynamic_settings import STORED_CONFIGS
-from protocol.errors import MessageTooLarge
-from protocol.versions import ApiKey
+from brokerhouse.broker.settings.dynamic_settings import STORED_CONFIGS
+from brokerhouse.protocol.errors import MessageTooLarge
+from brokerhouse.protocol.versions import ApiKey
 from tests.support import messages
 from tests.support.admin_requests import (
     APPEND,

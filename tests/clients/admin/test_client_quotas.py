@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from broker.api import APIS
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol.versions import ApiKey
 from tests.support.admin_requests import INVALID_REQUEST, UNSUPPORTED_VERSION, AdminWire
 from tests.support.broker_process import BrokerProcess
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from kafka.protocol.api_message import ApiMessage
 
-from broker.api import APIS
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol.versions import ApiKey
 from tests.support.admin_requests import (
     MISMATCHED_ENDPOINT_TYPE,
     UNSUPPORTED_ENDPOINT_TYPE,

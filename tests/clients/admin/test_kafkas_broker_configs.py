@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from broker.settings import kafka_configs
-from broker.settings.dynamic_settings import STORED_CONFIGS
-from storage.config_definitions import ConfigType
+from brokerhouse.broker.settings import kafka_configs
+from brokerhouse.broker.settings.dynamic_settings import STORED_CONFIGS
+from brokerhouse.storage.config_definitions import ConfigType
 from tests.support import tools
 from tests.support.admin_requests import (
     BROKER,

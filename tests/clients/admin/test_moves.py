@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import ElectionType, TopicPartition
 from confluent_kafka.admin import AdminClient as ConfluentAdmin
 
-from broker.api import APIS
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol.versions import ApiKey
 from tests.support.admin_requests import (
     INVALID_REPLICA_ASSIGNMENT,
     INVALID_REQUEST,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from protocol.versions import ApiKey
-from storage.topic_configs import TOPIC_CONFIGS
+from brokerhouse.protocol.versions import ApiKey
+from brokerhouse.storage.topic_configs import TOPIC_CONFIGS
 from tests.support.admin_requests import (
     APPEND,
     BROKER,

@@ -6,7 +6,7 @@ from click.testing import CliRunner
 from kafka import KafkaAdminClient
 from kafka.protocol.consumer import JoinGroupRequest, SyncGroupRequest
 
-from broker.cli.main import main
+from brokerhouse.broker.cli.main import main
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import LIMIT_S, complaint, in_a_process, output
 from tests.support.group_commands import COMMITTED, RECORDS, fields, node, read_next

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from kafka import TopicPartition
 
-from broker.cli import kafka_client, reset_offsets
-from broker.cli.main import main
-from broker.cli.options import Bootstrap
-from common.address import parse_address
+from brokerhouse.broker.cli import kafka_client, reset_offsets
+from brokerhouse.broker.cli.main import main
+from brokerhouse.broker.cli.options import Bootstrap
+from brokerhouse.common.address import parse_address
 from tests.support.broker_process import BrokerProcess
 from tests.support.command_line import LIMIT_S, complaint, output, run
 from tests.support.group_commands import COMMITTED, RECORDS, committed, fields, node, read_next

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from kafka.protocol.producer import AddOffsetsToTxnRequest
 
-from broker.api import APIS
-from coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
-from coordinator.transaction_states import Producer
-from protocol import errors
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol import errors
+from brokerhouse.protocol.versions import ApiKey
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.commit_cases import ABSENT, CASES, DEAD, STATIC, CommitCase, identities

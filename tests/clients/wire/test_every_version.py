@@ -15,7 +15,7 @@ import pytest
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.metadata import ApiVersionsRequest
 
-from protocol.versions import ApiKey
+from brokerhouse.protocol.versions import ApiKey
 from tests.support import messages, samples
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target

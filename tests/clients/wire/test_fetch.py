@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import NOWHERE, Target

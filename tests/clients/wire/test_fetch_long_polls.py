@@ -8,7 +8,7 @@ import pytest
 from kafka.protocol.admin import DeleteTopicsRequest
 from kafka.protocol.metadata import ApiVersionsRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kafka.protocol.consumer import FetchRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target

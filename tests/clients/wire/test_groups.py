@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from kafka.protocol.admin import DeleteGroupsRequest, DescribeGroupsRequest, ListGroupsRequest
 
-from broker.api import APIS
-from protocol import errors
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol import errors
+from brokerhouse.protocol.versions import ApiKey
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.member import Member

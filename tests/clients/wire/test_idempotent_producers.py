@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kafka.protocol.producer import InitProducerIdRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target

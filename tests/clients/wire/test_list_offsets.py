@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.messages import TIME_MS, Target
 from tests.support.one_partition import INT64_MAX, LIST, listed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support.messages import Target
 from tests.support.on_demand import made_on_demand
 from tests.support.wire import Wire

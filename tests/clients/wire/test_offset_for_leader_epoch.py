@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from kafka.protocol.consumer import OffsetForLeaderEpochRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.messages import Target
 from tests.support.one_partition import EPOCHS

@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 from kafka.protocol.producer import ProduceRequest
 
-from protocol import errors
-from protocol.compression import compress
+from brokerhouse.protocol import errors
+from brokerhouse.protocol.compression import compress
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import NOWHERE, Target

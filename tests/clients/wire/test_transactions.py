@@ -13,8 +13,8 @@ from kafka.protocol.admin import DescribeProducersRequest, ListTransactionsReque
 from kafka.protocol.api_message import ApiMessage
 from kafka.protocol.producer import AddPartitionsToTxnRequest
 
-from coordinator.transaction_states import Producer
-from protocol import errors
+from brokerhouse.coordinator.transaction_states import Producer
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target

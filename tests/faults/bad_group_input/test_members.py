@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kafka.protocol.admin import DeleteGroupsRequest, ListGroupsRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.group_answers import (
     COMMIT,

@@ -13,9 +13,9 @@ import pytest
 from kafka.protocol.consumer import ListOffsetsRequest
 from kafka.protocol.metadata import ApiVersionsRequest
 
-from broker.api import APIS
-from protocol.decoder import ELEMENTS_MAX
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol.decoder import ELEMENTS_MAX
+from brokerhouse.protocol.versions import ApiKey
 from tests.faults.bystander import undisturbed
 from tests.support import messages, samples
 from tests.support.broker_log import closing_reason

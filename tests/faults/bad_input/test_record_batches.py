@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import pytest
 
-from protocol import errors
-from protocol.compression import compress
+from brokerhouse.protocol import errors
+from brokerhouse.protocol.compression import compress
 from tests.conftest import OwnBrokers
 from tests.faults.bystander import undisturbed
 from tests.support import messages

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from tests.support.server_process import PROJECT
 
-PACKAGES = ("broker", "common", "coordinator", "feeds", "protocol", "sql", "storage")
-
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -20,12 +18,10 @@ class Change:
 
 
 def broken_copy(changes: Iterable[Change], directory: Path) -> Path:
-    for package in PACKAGES:
-        shutil.copytree(
-            PROJECT / package, directory / package, ignore=shutil.ignore_patterns("__pycache__")
-        )
+    package, without = directory / "brokerhouse", shutil.ignore_patterns("__pycache__")
+    shutil.copytree(PROJECT / "brokerhouse", package, ignore=without)
     for change in changes:
-        path = directory / change.file
+        path = package / change.file
         text = path.read_text()
         assert text.count(change.text) == 1, f"{change.text!r} in {change.file}"
         path.write_text(text.replace(change.text, change.instead))

@@ -26,8 +26,8 @@ from kafka.protocol.producer import (
     TxnOffsetCommitRequest,
 )
 
-from coordinator.transaction_states import Producer as ProducerId
-from protocol import errors
+from brokerhouse.coordinator.transaction_states import Producer as ProducerId
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target

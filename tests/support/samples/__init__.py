@@ -20,8 +20,8 @@ from typing import Any
 
 from kafka.protocol.api_message import ApiMessage
 
-from broker.api import APIS
-from protocol.versions import ApiKey
+from brokerhouse.broker.api import APIS
+from brokerhouse.protocol.versions import ApiKey
 from tests.support.broker_process import BrokerProcess
 from tests.support.messages import Target
 

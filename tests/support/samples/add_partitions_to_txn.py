@@ -4,7 +4,7 @@ from typing import Any
 
 from kafka.protocol.producer import AddPartitionsToTxnRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support.messages import Target
 from tests.support.samples import NO_TRANSACTIONAL_ID, Asked, Sample
 

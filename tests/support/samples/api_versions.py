@@ -4,7 +4,7 @@ from typing import Any
 
 from kafka.protocol.metadata import ApiVersionsRequest
 
-from broker.api import APIS
+from brokerhouse.broker.api import APIS
 from tests.support.messages import Target
 from tests.support.samples import Asked, Sample
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from protocol import errors
-from protocol.messages import ConsumerGroupHeartbeatRequest
+from brokerhouse.protocol import errors
+from brokerhouse.protocol.messages import ConsumerGroupHeartbeatRequest
 from tests.support.messages import Target
 from tests.support.samples import Asked, Sample
 

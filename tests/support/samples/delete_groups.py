@@ -4,7 +4,7 @@ from typing import Any
 
 from kafka.protocol.admin import DeleteGroupsRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support.messages import NO_GROUP, Target
 from tests.support.samples import Asked, Sample
 

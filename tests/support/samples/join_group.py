@@ -8,7 +8,7 @@ from typing import Any
 
 from kafka.protocol.consumer import JoinGroupRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.messages import NOBODY, SUBSCRIPTION, Target
 from tests.support.samples import MEMBERS_GROUP, STATIC_MEMBER, Asked, Sample

@@ -4,7 +4,7 @@ from typing import Any
 
 from kafka.protocol.consumer import OffsetDeleteRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.messages import Target
 from tests.support.samples import OFFSETS_GROUP, Asked, Sample

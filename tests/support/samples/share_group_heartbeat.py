@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from protocol import errors
-from protocol.messages import ShareGroupHeartbeatRequest
+from brokerhouse.protocol import errors
+from brokerhouse.protocol.messages import ShareGroupHeartbeatRequest
 from tests.support.messages import Target
 from tests.support.samples import Asked, Sample
 

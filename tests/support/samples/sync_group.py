@@ -4,7 +4,7 @@ from typing import Any
 
 from kafka.protocol.consumer import SyncGroupRequest
 
-from protocol import errors
+from brokerhouse.protocol import errors
 from tests.support import messages
 from tests.support.messages import ASSIGNMENT, NOBODY, Target
 from tests.support.samples import MEMBERS_GROUP, Asked, Sample

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from protocol.messages import UnregisterBrokerRequest
+from brokerhouse.protocol.messages import UnregisterBrokerRequest
 from tests.support.messages import Target
 from tests.support.samples import Asked, Sample
 

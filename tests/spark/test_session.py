@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from brokerhouse.spark_jobs.session import SparkMissing, check_installed, java_version, session
+from brokerhouse.spark import SparkMissing, session
+from brokerhouse.spark_jobs.session import check_installed, java_version
+from tests.support.server_process import PROJECT
 
 
 def java(directory: Path, says: str) -> None:
@@ -63,6 +67,21 @@ def test_a_missing_python_package_is_named_with_the_pip_command(
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(SparkMissing, match=f"{name} is missing: pip install 'brokerhouse"):
         check_installed()
+
+
+def test_the_public_name_can_be_imported_without_pyspark(tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError('no', name='pyspark')")
+    code = "from brokerhouse.spark import JOBS, session; print(JOBS.is_dir()); session('never')"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{PROJECT}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "True\n"
+    assert "SparkMissing: pyspark is missing: pip install 'brokerhouse[spark]'" in done.stderr
 
 
 def test_an_old_pyspark_is_refused_with_the_oldest_that_works(

@@ -19,9 +19,9 @@ import click
 from brokerhouse.broker.cli.options import json_option, print_json
 from brokerhouse.broker.cli.settings import WrongSettings, settings_errors
 from brokerhouse.broker.cluster.config import ClusterConfig, load_cluster, parse_slots
-from brokerhouse.broker.cluster.leases import BrokerSession
 from brokerhouse.broker.cluster.registry_view import SESSION_PREFIX
 from brokerhouse.broker.settings.config_sources import CONFIG_FILE_ENV
+from brokerhouse.broker.slots.sessions import BrokerSession
 from brokerhouse.common.address import Address
 from brokerhouse.common.console import console, new_table
 from brokerhouse.storage.engine import EngineError

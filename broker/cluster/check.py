@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from brokerhouse.broker.cluster.config import ClusterConfig, ShardConfig
-from brokerhouse.broker.cluster.leases import BrokerSession
 from brokerhouse.broker.cluster.registry_view import SESSION_PREFIX
 from brokerhouse.broker.cluster.servers import layout, opened, registry_of
+from brokerhouse.broker.slots.sessions import BrokerSession
 from brokerhouse.common.clock import SECOND_MS, wall_ms
 from brokerhouse.storage.clickhouse import ClickHouseServer
 from brokerhouse.storage.cluster_schema import databases

@@ -19,12 +19,12 @@ from functools import partial
 from typing import Protocol
 from uuid import UUID
 
-from brokerhouse.broker.cluster.leases import BrokerSession
 from brokerhouse.broker.cluster.topic_registry import portions
 from brokerhouse.broker.log.producer_states import ProducerStateSweep
 from brokerhouse.broker.log.rollup import NotYet, PartRows, Rollup
 from brokerhouse.broker.log.sweep import Sweep
 from brokerhouse.broker.log.transaction_tables import TransactionSweep
+from brokerhouse.broker.slots.sessions import BrokerSession
 from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
 from brokerhouse.broker.topics.topic_store import store_versions
 from brokerhouse.broker.topics.watched_topics import WatchedTopics

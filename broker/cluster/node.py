@@ -22,7 +22,6 @@ from brokerhouse.broker.cluster.housekeeping import (
     all_have_read,
     is_topic_housekeeper,
 )
-from brokerhouse.broker.cluster.leases import BrokerSession
 from brokerhouse.broker.cluster.ownership import Ownership
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.servers import (
@@ -60,6 +59,7 @@ from brokerhouse.broker.single import cluster_id
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.broker.slots.leadership import SlotLeadership
 from brokerhouse.broker.slots.peers import Peers
+from brokerhouse.broker.slots.sessions import BrokerSession
 from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
 from brokerhouse.broker.slots.slot_logs import SlotLogs
 from brokerhouse.broker.slots.transactions import (

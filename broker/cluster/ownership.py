@@ -20,10 +20,11 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from brokerhouse.broker.cluster.leases import BrokerSession, Plan, SessionState, plan
+from brokerhouse.broker.cluster.leases import Plan, plan
 from brokerhouse.broker.cluster.reconcile import Fences, SessionSlots, SlotOwner, Work
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.session import OwnSession, SessionOver, Tenure
+from brokerhouse.broker.slots.sessions import BrokerSession, SessionState
 from brokerhouse.common.tasks import cancel, event_within
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.registry_values import MalformedState

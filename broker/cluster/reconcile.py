@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from brokerhouse.broker.cluster.leases import BrokerReport, BrokerSession, Plan
+from brokerhouse.broker.cluster.leases import Plan
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.session import SessionOver, Tenure
 from brokerhouse.broker.cluster.slot_phases import (
@@ -27,6 +27,7 @@ from brokerhouse.broker.cluster.slot_phases import (
     after_event,
     after_fence_event,
 )
+from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.slot_map import NOBODY, Slot, SlotMap
 

@@ -18,13 +18,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from brokerhouse.broker.cluster.leases import (
-    LATELY_MS,
-    BrokerSession,
-    LatelyAlive,
-    SessionState,
-    Watch,
-)
+from brokerhouse.broker.cluster.leases import Watch
+from brokerhouse.broker.slots.sessions import LATELY_MS, BrokerSession, LatelyAlive, SessionState
 from brokerhouse.broker.start_error import StartError
 from brokerhouse.common.tasks import Outage, event_within
 from brokerhouse.storage.engine import EngineError

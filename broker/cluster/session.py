@@ -20,14 +20,10 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
-from brokerhouse.broker.cluster.leases import (
-    BrokerReport,
-    BrokerSession,
-    SessionLease,
-    SessionState,
-)
+from brokerhouse.broker.cluster.leases import SessionLease
 from brokerhouse.broker.cluster.registry_view import RegistryView, session_key
 from brokerhouse.broker.log.fence import SESSION_DAYS
+from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession, SessionState
 from brokerhouse.broker.start_error import StartError
 from brokerhouse.common.clock import DAY_MS
 from brokerhouse.storage.registry import Versioned

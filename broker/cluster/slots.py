@@ -14,10 +14,10 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-from brokerhouse.broker.cluster.leases import BrokerReport, BrokerSession
 from brokerhouse.broker.cluster.session import SessionOver, Tenure
 from brokerhouse.broker.log.fence import fence
 from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession
 from brokerhouse.broker.slots.shard_host import ShardHosts
 from brokerhouse.broker.slots.slot_logs import SlotLogs
 from brokerhouse.broker.slots.transactions import SlotTransactions

@@ -176,7 +176,7 @@ class JournalMetrics:
             ),
             gauge(
                 "brokerhouse_journal_oldest_seconds",
-                "How long the oldest of them has waited since the last round",
+                "How long the oldest of these rows has waited since the last round",
                 [(labels, stream.oldest_age_s) for labels, stream in streams],
                 _STREAM,
             ),

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from brokerhouse.broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive
 from brokerhouse.broker.leadership import NO_NODE, BrokerEndpoint, Leader
+from brokerhouse.broker.slots.sessions import LATELY_MS, BrokerSession, LatelyAlive
 from brokerhouse.coordinator.messages import OFFSETS_TOPIC_ID
 from brokerhouse.coordinator.slots import ServedSlots
 from brokerhouse.storage.slot_map import SlotMap, slot_of_group, slot_of_partition

@@ -22,9 +22,9 @@ from click.testing import CliRunner, Result
 
 from brokerhouse.broker.cli import cluster as cli_cluster
 from brokerhouse.broker.cluster.config import ClusterConfig, load_cluster
-from brokerhouse.broker.cluster.leases import BrokerSession
 from brokerhouse.broker.cluster.servers import layout, opened, registry_of
 from brokerhouse.broker.log import producer_states, transaction_tables
+from brokerhouse.broker.slots.sessions import BrokerSession
 from brokerhouse.common.text_table import word_set
 from brokerhouse.storage import cluster_schema
 from brokerhouse.storage.clickhouse import ClickHouseServer

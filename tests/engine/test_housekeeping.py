@@ -14,13 +14,13 @@ from brokerhouse.broker.cluster.housekeeping import (
     all_have_read,
     is_topic_housekeeper,
 )
-from brokerhouse.broker.cluster.leases import BrokerSession, SessionState
 from brokerhouse.broker.cluster.session import housekeeper_of
 from brokerhouse.broker.cluster.topic_registry import TopicRegistry
 from brokerhouse.broker.from_settings import decompressions
 from brokerhouse.broker.log.tail_cache import TailCache
 from brokerhouse.broker.log.topic import Topic
 from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.slots.sessions import BrokerSession, SessionState
 from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
 from brokerhouse.broker.topics.catalog import TopicCatalog
 from brokerhouse.broker.topics.topic_cleanup import TopicCleanup

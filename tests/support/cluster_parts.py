@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 from uuid import UUID
 
-from brokerhouse.broker.cluster.leases import BrokerSession, SessionLease
+from brokerhouse.broker.cluster.leases import SessionLease
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.session import OwnSession, Tenure
+from brokerhouse.broker.slots.sessions import BrokerSession
 from brokerhouse.broker.slots.shard_host import ShardEngine
 from brokerhouse.broker.topics.topic_store import TopicShard
 from brokerhouse.common.clock import wall_ms

@@ -15,10 +15,10 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from brokerhouse.broker.cluster.leases import BrokerReport, BrokerSession
 from brokerhouse.broker.cluster.ownership import Ownership
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.session import OwnSession, Tenure
+from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.registry import Versioned
 from brokerhouse.storage.slot_map import SLOTS_KEY, Slot, SlotMap

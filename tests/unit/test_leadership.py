@@ -8,10 +8,10 @@ from uuid import UUID
 
 import pytest
 
-from brokerhouse.broker.cluster.leases import LATELY_MS, BrokerSession, LatelyAlive, SessionState
 from brokerhouse.broker.leadership import NO_NODE, BrokerEndpoint, Leader
 from brokerhouse.broker.net.named_addresses import NamedAddress
 from brokerhouse.broker.slots.leadership import SlotLeadership
+from brokerhouse.broker.slots.sessions import LATELY_MS, BrokerSession, LatelyAlive, SessionState
 from brokerhouse.storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 TOPIC = UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")

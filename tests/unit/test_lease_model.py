@@ -26,7 +26,8 @@ from typing import NamedTuple
 import pytest
 
 from brokerhouse.broker.cluster import leases
-from brokerhouse.broker.cluster.leases import BrokerSession, SessionLease, SessionState, Watch
+from brokerhouse.broker.cluster.leases import SessionLease, Watch
+from brokerhouse.broker.slots.sessions import BrokerSession, SessionState
 from brokerhouse.storage.slot_map import NOBODY, Slot, SlotMap
 
 TTL = 2

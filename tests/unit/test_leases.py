@@ -12,17 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokerhouse.broker.cluster.leases import (
-    BrokerReport,
-    BrokerSession,
-    LatelyAlive,
-    Plan,
-    SessionLease,
-    SessionState,
-    Watch,
-    plan,
-)
+from brokerhouse.broker.cluster.leases import Plan, SessionLease, Watch, plan
 from brokerhouse.broker.net.named_addresses import NamedAddress
+from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession, LatelyAlive, SessionState
 from brokerhouse.storage.registry_values import MalformedState
 from brokerhouse.storage.slot_map import NOBODY, Slot, SlotMap, slot_of_group, slot_of_partition
 

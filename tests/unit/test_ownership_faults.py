@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from brokerhouse.broker.cluster.leases import BrokerReport, BrokerSession
 from brokerhouse.broker.cluster.session import Tenure
+from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.slot_map import Slot
 from tests.support.simulated_cluster import (

@@ -157,46 +157,11 @@ async def test_protobuf_messages_become_rows(
         "toString(id), toString(at), amount, currency, tags, counts, note, seen, toString(weight),"
         " hex(raw), parts.amount, toString(by_day), toString(free), paid, card, cash, before, took"
     )
-    assert row == [
-        str(2**64 - 1),
-        "2026-11-24 01:02:03.004",
-        9.99,
-        "EUR",
-        ["a", "ü"],
-        {"x": -1},
-        "",
-        0,
-        "inf",
-        "FF00",
-        ["1"],
-        """{-3:'{"amount":"5","currency":"NONE"}'}""",
-        '{"k":[1,null]}',
-        True,
-        None,
-        7,
-        3,
-        "1.500s",
-    ]
-    assert bare == [
-        "0",
-        None,
-        0,
-        "NONE",
-        [],
-        {},
-        None,
-        None,
-        "0",
-        "",
-        [],
-        "{}",
-        "{}",
-        False,
-        None,
-        None,
-        None,
-        None,
-    ]
+    plain = [str(2**64 - 1), "2026-11-24 01:02:03.004", 9.99, "EUR", ["a", "ü"], {"x": -1}, "", 0]
+    nested = ["inf", "FF00", ["1"], """{-3:'{"amount":"5","currency":"NONE"}'}""", '{"k":[1,null]}']
+    assert row == [*plain, *nested, True, None, 7, 3, "1.500s"]
+    bare_plain: list[object] = ["0", None, 0, "NONE", [], {}, None, None]
+    assert bare == [*bare_plain, "0", "", [], "{}", "{}", False, None, None, None, None]
     assert schemas.asked == ["/api/schemas/ids/1", "/api/subjects/money/versions/2"]
 
 

@@ -29,8 +29,7 @@ class FeedJob:
             sys.executable,
             *shlex.split("-m brokerhouse jobs run feed"),
             *arguments,
-            *shlex.split(f"--bootstrap {broker.kafka} --http"),
-            target or broker.http_url,
+            *shlex.split(f"--bootstrap {broker.kafka} --http {target or broker.http_url}"),
             *shlex.split("--master local[2] --jars"),
             ",".join(tools.spark_source_jars()),
         ]

@@ -401,17 +401,14 @@ def test_csv_gives_the_same_rows_as_the_brokers_own_feed(tables: TypedTables) ->
     create_topic(tables.broker.kafka, "csv", 1)
     produce(tables, "csv", *CSV)
     tables(
-        *shlex.split("create own.csv --topic csv --input-format csv --columns"),
+        *shlex.split("create own.csv --topic csv --input-format csv --order-by id --columns"),
         CSV_COLUMNS,
-        "--order-by",
-        "id",
     )
     # In blocks of three: a quote that is open must not reach others in any of them.
     told = run_feed(
         tables.broker,
-        *shlex.split("fed.csv --topic csv --input-format csv --columns"),
+        *shlex.split("fed.csv --topic csv --input-format csv --once --block-records 3 --columns"),
         CSV_COLUMNS,
-        *shlex.split("--once --block-records 3"),
     )
     tables.await_fed("own.csv", len(CSV))
 
@@ -446,9 +443,10 @@ def test_debezium_changes_give_the_same_rows_as_the_brokers_own_feed(
     tables("create", "own.changes", "--topic", "changes", "--input-format", "debezium", *options)
     told = run_feed(
         tables.broker,
-        *shlex.split("fed.changes --topic changes --input-format debezium"),
+        *shlex.split(
+            "fed.changes --topic changes --input-format debezium --once --block-records 3"
+        ),
         *options,
-        *shlex.split("--once --block-records 3"),
     )
     tables.await_fed("own.changes", len(records))
 

@@ -168,10 +168,10 @@ def test_feeds_with_a_route_value_take_only_their_records(tables: TypedTables) -
     create_topic(tables.broker.kafka, "shared", 1)
     for table, value in (("own.a", "it's a"), ("own.b", "b\\")):
         tables(
-            *shlex.split(
-                f"create {table} --topic shared --columns 'id UInt8' --route header=to"
-                f" --route-value {value}"
-            ),
+            *shlex.split("create --topic shared --columns 'id UInt8' --route header=to"),
+            table,
+            "--route-value",
+            value,
         )
     produce(tables, "shared", {"id": 1}, headers={"to": "it's a"})
     produce(tables, "shared", {"id": 2}, headers={"to": "b\\"})

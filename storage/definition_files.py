@@ -81,6 +81,7 @@ class DefinitionFiles:
         self._metadata = clickhouse / "metadata"
         self._dropped = clickhouse / "metadata_dropped"
         self._tables = clickhouse / "data"
+        self._store = clickhouse / "store"
         self._copies = data_dir / _COPIES
 
     # --- at the start
@@ -101,7 +102,10 @@ class DefinitionFiles:
         for copy in sorted(self._copies.glob("*.sql")):
             self._use(copy)
         for path in (*self._metadata.glob("*.sql"), *self._metadata.glob("*/*.sql")):
-            if not is_whole(path.read_bytes()):
+            definition = path.read_bytes()
+            if is_whole(definition):
+                self._link(path, definition)
+            else:
                 self._remove(path)
         for path in self._tables.glob("*/*/mutation_*.txt"):
             if not is_stored(path.read_bytes()):
@@ -117,6 +121,22 @@ class DefinitionFiles:
             if path.stat().st_size == 0:
                 path.write_text(_FORMAT_VERSION)
                 log.warning("disk full while creating %s", self.readable(path.parent))
+
+    def _link(self, path: Path, definition: bytes) -> None:
+        """Link the table's name to its rows, as ClickHouse does when a statement creates a table.
+
+        Without the link nobody finds the rows of a damaged definition. ClickHouse makes none for
+        the tables that a data directory begins with (new_directory.py).
+        """
+        found = _UUID.search(definition)
+        link = self._directory(path)
+        if found is None or self.is_of_a_database(path) or link.is_symlink() or link.exists():
+            return
+        table_id = found[1].decode()
+        rows = self._store / table_id[:3] / table_id
+        if rows.is_dir():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(os.path.relpath(rows, link.parent.resolve()), target_is_directory=True)
 
     def _use(self, copy: Path) -> None:
         """Put the copy into its place, if the change that it was made for has damaged the file."""

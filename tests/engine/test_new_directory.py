@@ -59,6 +59,21 @@ async def test_migrations_and_codecs_change_no_copied_definition(tmp_path: Path)
     assert {name: after[name] for name in tables} == {name: before[name] for name in tables}
 
 
+async def test_names_of_tables_are_links_to_their_rows_as_clickhouse_makes_them(
+    migrated: Path, tmp_path: Path
+) -> None:
+    data_dir = tmp_path / "data"
+    begin_directory(data_dir)
+    engine = EmbeddedEngine(data_dir, 1, fsync=False)
+    await engine.close()
+    names = {path.name for path in (migrated / "clickhouse/data/brokerhouse").iterdir()}
+    links = list((data_dir / "clickhouse/data/brokerhouse").iterdir())
+    assert {link.name for link in links} == names
+    definition = (data_dir / "clickhouse/metadata/brokerhouse/messages.sql").read_text()
+    folder = (data_dir / "clickhouse/data/brokerhouse/messages").resolve(strict=True)
+    assert f"UUID '{folder.name}'" in definition
+
+
 def test_each_table_of_each_data_directory_has_an_id_of_its_own(tmp_path: Path) -> None:
     ids: list[str] = []
     for name in ("one", "other"):

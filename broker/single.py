@@ -84,8 +84,12 @@ from brokerhouse.storage.registry import Registry, TableRegistry
 from brokerhouse.storage.schema import migrate, migrations, record_applied
 from brokerhouse.storage.schema_files import ROW_BYTES_BY_SIZES
 from brokerhouse.storage.slot_map import EMBEDDED
+from brokerhouse.storage.shard_directory import refuse_shard
 
 log = logging.getLogger(__name__)
+
+CLUSTER_ID_KEY = "cluster_id"
+"""In the registry."""
 
 
 class SingleNode:
@@ -276,6 +280,7 @@ async def open_engine(settings: Settings) -> JournaledEngine:
     """The embedded engine behind its journal. Raises `DataDirectoryError` and `EngineError`."""
     data_dir = Path(settings.data_dir)
     refuse_unfinished(data_dir)
+    refuse_shard(data_dir)
     has_begun = await asyncio.to_thread(begin_directory, data_dir)
     embedded = await asyncio.to_thread(
         EmbeddedEngine,
@@ -320,8 +325,8 @@ async def cluster_id(registry: Registry) -> str:
     Raises `EngineError`.
     """
     while True:
-        current = await registry.get("cluster_id")
+        current = await registry.get(CLUSTER_ID_KEY)
         if current is not None:
             return current.value
         fresh = base64.urlsafe_b64encode(uuid4().bytes).rstrip(b"=").decode()
-        await registry.compare_and_set("cluster_id", None, fresh)
+        await registry.compare_and_set(CLUSTER_ID_KEY, None, fresh)

@@ -12,6 +12,7 @@
   space there. journal_statements.py: what a
   statement needs of it. token_memory.py: which tokens are known. block_intake.py: which blocks of
   other processes go into it. merge_pace.py: merges wait while it drains at full speed.
+* shard_directory.py: the directory of a single broker becomes that of a shard.
 * part_codecs.py: how parts of the log are compressed.
 * backup.py and restore.py: a copy of a data directory, by ClickHouse's BACKUP and RESTORE;
   backup_files.py: the files of one.

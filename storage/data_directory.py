@@ -74,24 +74,25 @@ def lock_directory(data_dir: Path) -> int:
     return fd
 
 
-def refuse_without_tables(data_dir: Path, database: str) -> None:
+def refuse_without_tables(data_dir: Path, *databases: str) -> None:
     """Raises `DataDirectoryError` if files of tables were removed: they would begin anew, empty.
 
-    A journal is made after the database, and the directory of a table before its definition.
+    A journal is made after the first of these `databases`, which may have got the name of another
+    (shard_directory.py), and the directory of a table before its definition.
     """
     clickhouse = data_dir / "clickhouse"
-    needed = clickhouse / "metadata" / f"{database}.sql"
-    if register_path(data_dir / "journal").exists() and not needed.exists():
-        raise _removed(needed)
+    needed = [clickhouse / "metadata" / f"{database}.sql" for database in databases]
+    if register_path(data_dir / "journal").exists() and not any(one.exists() for one in needed):
+        raise _removed(needed[0])
     for definition in sorted(clickhouse.glob("metadata/*/*.sql")):
         text = definition.read_bytes()
         found = _UUID.search(text)
         if found is None or not _HAS_FILES.search(text) or _ON_ANOTHER_DISK.search(text):
             continue
         table_id = found[1].decode()
-        needed = clickhouse / "store" / table_id[:3] / table_id
-        if not needed.exists():
-            raise _removed(needed, f", which has the rows of {definition.stem},")
+        folder = clickhouse / "store" / table_id[:3] / table_id
+        if not folder.exists():
+            raise _removed(folder, f", which has the rows of {definition.stem},")
 
 
 def _removed(path: Path, what: str = "") -> DataDirectoryError:

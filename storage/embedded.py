@@ -125,7 +125,7 @@ class EmbeddedEngine:
             self.reserve = _reserve(data_dir, reserve_bytes)
             if self.reserve.free_bytes() < _TO_START_BYTES:
                 self.reserve.release("the start")
-            refuse_without_tables(data_dir, DATABASE)
+            refuse_without_tables(data_dir, DATABASE, database)
             self._connection_string = _prepare(
                 data_dir,
                 fsync,

@@ -75,7 +75,9 @@ def engine(
     """Run the embedded ClickHouse alone until Ctrl-C or SIGTERM, without a broker.
 
     It stands in for a ClickHouse server, so that a cluster of brokers runs on one machine. It does
-    not replicate. Other configuration of ClickHouse goes into engine.d/*.xml in the data directory.
+    not replicate. With --keeper, the data directory of a single broker becomes that of a shard,
+    which cannot be undone (docs/cluster.md). Other configuration of ClickHouse goes into
+    engine.d/*.xml in the data directory.
     Environment variables and a BROKERHOUSE_CONFIG file apply as for `serve`. When clients can
     connect, one line is printed:
 

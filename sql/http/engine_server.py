@@ -34,6 +34,8 @@ from brokerhouse.storage.embedded import ClusterPlace, EmbeddedEngine
 from brokerhouse.storage.engine import EngineError, StorageFault
 from brokerhouse.storage.journal import JournaledEngine, JournalLimits, open_journal
 from brokerhouse.storage.journal_files import STREAMS
+from brokerhouse.storage.schema_files import SchemaError
+from brokerhouse.storage.shard_directory import become_shard
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +98,9 @@ async def serve(server: EngineServerSettings, progress: Callable[[str], None]) -
 
 
 async def _open(server: EngineServerSettings) -> JournaledEngine:
-    """Returns when the tables have what the journal holds."""
+    """Returns when the tables have what the journal holds. Those of a single broker become those of
+    a shard, if there is a Keeper.
+    """
     try:
         refuse_unfinished(server.sql.data_dir)
         engine = await asyncio.to_thread(
@@ -109,13 +113,15 @@ async def _open(server: EngineServerSettings) -> JournaledEngine:
             SHARD_DATABASE,
         )
         try:
+            if server.place is not None:
+                await become_shard(engine)
             return await open_journal(
                 engine, server.journal, fsync=server.fsync, skip_damage=server.skip_damage
             )
         except BaseException:
             await engine.close()
             raise
-    except (DataDirectoryError, EngineError) as error:
+    except (DataDirectoryError, EngineError, SchemaError) as error:
         raise EngineStartError(str(error)) from error
 
 

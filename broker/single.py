@@ -83,8 +83,8 @@ from brokerhouse.storage.part_codecs import set_part_codecs
 from brokerhouse.storage.registry import Registry, TableRegistry
 from brokerhouse.storage.schema import migrate, migrations, record_applied
 from brokerhouse.storage.schema_files import ROW_BYTES_BY_SIZES
-from brokerhouse.storage.slot_map import EMBEDDED
 from brokerhouse.storage.shard_directory import refuse_shard
+from brokerhouse.storage.slot_map import EMBEDDED
 
 log = logging.getLogger(__name__)
 

@@ -76,6 +76,8 @@ class FeedState:
     is part of the token. `counted` is the last completed block, `total` all completed blocks from
     offset `reference` on. `shard`: where the last block's records are, and its rows; empty in the
     job `feed`, and in what single brokers stored earlier. `replay`: rows of it may be stored.
+    `versions_before`: versions that the state had in the registry of a single broker, which became
+    a shard; its versions in Keeper come after those.
     """
 
     epoch: int
@@ -89,6 +91,7 @@ class FeedState:
     total: Counted = Counted()
     shard: str = ""
     replay: Replay | None = None
+    versions_before: int = 0
 
     def as_text(self) -> str:
         """For the registry."""
@@ -108,6 +111,7 @@ class FeedState:
                 "replay": None
                 if again is None
                 else [again.asked_ms, again.offsets.first, again.offsets.end, again.attempt],
+                "versions_before": self.versions_before,
             },
             separators=(",", ":"),
         )
@@ -128,7 +132,14 @@ def state_from_text(text: str) -> FeedState:
         total=Counted(*stored["total"]),
         shard=stored.get("shard", ""),
         replay=None if again is None else Replay(again[0], Offsets(again[1], again[2]), again[3]),
+        versions_before=stored.get("versions_before", 0),
     )
+
+
+def moved_to_keeper(text: str, versions: int, shard: str) -> str:
+    """A state of a single broker, which had this many versions, for the registry of a cluster."""
+    state = state_from_text(text)
+    return replace(state, shard=shard, versions_before=state.versions_before + versions).as_text()
 
 
 class Case(Enum):

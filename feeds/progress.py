@@ -149,7 +149,7 @@ class FeedChanges(ABC, Generic[Done]):
             "topic": self._source.topic,
             "topic_id": self._source.topic_id,
             "partition": self._source.partition,
-            "version": stored.version,
+            "version": state.versions_before + stored.version,
             "epoch": state.epoch,
             "feeder": state.feeder,
             "phase": state.phase.value,

@@ -113,7 +113,7 @@ async def migrate_cluster(
             await target.server.execute(one.statement)
         for database in made:
             await make_history(target.server, database)
-    lock = _Lock(registry)
+    lock = MigrationLock(registry)
     await lock.acquire()
     try:
         applied: list[str] = []
@@ -203,7 +203,7 @@ async def _apply(
     database: str,
     known: Sequence[ClusterMigration],
     everywhere: str | None,
-    lock: _Lock,
+    lock: MigrationLock,
 ) -> list[str]:
     """Apply every migration that some server lacks, in order; returns their names.
 
@@ -261,7 +261,7 @@ async def _for_one(
     return one.statement
 
 
-class _Lock:
+class MigrationLock:
     """One broker migrates at a time: the registry's row names the holder of the lock."""
 
     def __init__(self, registry: Registry) -> None:

@@ -18,12 +18,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from storage.cluster_sql import SHARD_DATABASE
-from storage.data_directory import DataDirectoryError
-from storage.embedded import EmbeddedEngine
-from storage.engine import DATABASE
-from storage.schema import history, migrations
-from storage.schema_files import SchemaError, tables_behind
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.data_directory import DataDirectoryError
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import DATABASE
+from brokerhouse.storage.schema import history, migrations
+from brokerhouse.storage.schema_files import SchemaError, tables_behind
 
 log = logging.getLogger(__name__)
 

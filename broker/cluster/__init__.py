@@ -5,6 +5,7 @@
   session.py (this broker's session), topic_registry.py (topics).
 * Decisions, pure: leases.py (who should own which slot), slot_phases.py (what follows for a slot).
 * Acting on them: ownership.py, reconcile.py, slots.py. Logs, groups, shards are in broker/slots/.
+* adoption.py: a new cluster takes over what a single broker had.
 * feeds.py: a shard as feeds use it; feed_process.py: `brokerhouse feed`.
 * housekeeping.py: what one broker does for all; check.py: the findings of `brokerhouse check`.
 """

@@ -13,8 +13,10 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
+from brokerhouse.broker.cluster.adoption import adopt_single_broker, check_layout
 from brokerhouse.broker.cluster.config import ClusterConfig
 from brokerhouse.broker.cluster.feeds import shard_store
 from brokerhouse.broker.cluster.housekeeping import (
@@ -353,14 +355,31 @@ async def open_cluster(
 ) -> ClusterNode:
     """Connect, and bring the tables up to this version. Raises `SchemaError` and `EngineError`."""
     progress("checking tables")
-    await _patiently(lambda: migrate(cluster))
     lanes = settings.lanes + 1  # one for small rows: groups, offsets
     timeout_ms = cluster.request_timeout_ms
     servers = single_servers(cluster, timeout_ms, lanes, SHARD_DATABASE)
     registry_servers = single_servers(cluster, timeout_ms, 1, SHARD_DATABASE)
     hear_together(servers, registry_servers)
-    known_as = await _patiently(lambda: cluster_id(registry_of(registry_servers)))
+    try:
+        known_as = await _prepare(settings, cluster, registry_servers)
+    except BaseException:
+        for server in chain.from_iterable(registry_servers.values()):
+            await server.close()  # a connection that is open keeps the process from ending
+        raise
     return ClusterNode(settings, cluster, servers, registry_servers, endpoint, known_as)
+
+
+async def _prepare(
+    settings: Settings, cluster: ClusterConfig, servers: dict[str, list[ClickHouseServer]]
+) -> str:
+    """The tables and the registry, of which the id of the cluster is returned."""
+    try:
+        await _patiently(lambda: migrate(cluster))
+    except EngineError:
+        await check_layout(cluster, servers)
+        raise
+    await _patiently(lambda: adopt_single_broker(settings, cluster, servers))
+    return await _patiently(lambda: cluster_id(registry_of(servers)))
 
 
 async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:

@@ -256,6 +256,14 @@ def portions(topics: Sequence[Topic]) -> Iterator[Sequence[Topic]]:
         yield portion
 
 
+def stored_rows(live: Iterable[Topic], deleted: Iterable[Topic]) -> dict[str, str]:
+    """What the registry has of these topics."""
+    return {
+        **{_TOPIC + topic.name: _text(topic) for topic in live},
+        **{f"{_DELETING}{topic.topic_id}": _text(topic) for topic in deleted},
+    }
+
+
 def _text(topic: Topic) -> str:
     value = {
         "name": topic.name,

@@ -133,6 +133,19 @@ async def test_topics_of_the_registry_are_written_to_the_shard_and_long_absent_o
     assert await house.engine.rows(live) == [["orders", 5]]
 
 
+async def test_topics_of_a_single_broker_that_no_cluster_has_taken_over_are_not_deleted(
+    house: HousekeptCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = await create_topic(house.catalog, "gone", 1, {})
+    await house.keeping.round()
+    await house.engine.execute("INSERT INTO cluster_state VALUES ('cluster_id', 1, 'of another')")
+    await delete_topic(house.catalog, gone)
+    monkeypatch.setattr("broker.cluster.housekeeping._ABSENT_FOR_S", 0.0)
+    await house.keeping.round()
+    await house.keeping.round()
+    assert await house.engine.rows("SELECT name FROM topics") == [["gone"]]
+
+
 async def test_a_minute_is_counted_when_every_broker_has_left_it(
     house: HousekeptCluster,
 ) -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from storage.blocks import STRING, UINT64, Table, block
-from storage.cluster_sql import SHARD_DATABASE
-from storage.data_directory import DataDirectoryError
-from storage.embedded import EmbeddedEngine
-from storage.engine import DATABASE, EngineError
-from storage.journal import JournalLimits, open_journal
-from storage.journal_files import STREAMS
-from storage.schema import migrate
-from storage.schema_files import SchemaError
-from storage.shard_directory import become_shard, refuse_shard
+from brokerhouse.storage.blocks import STRING, UINT64, Table, block
+from brokerhouse.storage.cluster_sql import SHARD_DATABASE
+from brokerhouse.storage.data_directory import DataDirectoryError
+from brokerhouse.storage.embedded import EmbeddedEngine
+from brokerhouse.storage.engine import DATABASE, EngineError
+from brokerhouse.storage.journal import JournalLimits, open_journal
+from brokerhouse.storage.journal_files import STREAMS
+from brokerhouse.storage.schema import migrate
+from brokerhouse.storage.schema_files import SchemaError
+from brokerhouse.storage.shard_directory import become_shard, refuse_shard
 from tests.support.journal_engine import PATIENT
 
 STATE = Table("cluster_state", (("key", STRING), ("version", UINT64), ("value", STRING)))

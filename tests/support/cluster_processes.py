@@ -126,7 +126,8 @@ class Engine(Part):
         addresses = [f"{host.address}:{port}" for host, port in zip(hosts, ports, strict=True)]
         self.urls = [f"http://{address}" for address in addresses]
         command = [sys.executable, "-m", "brokerhouse", "engine", "--shard", name]
-        command += ["--data-dir", str(directory / name), "--keeper", keeper]
+        self.data_dir = directory / name
+        command += ["--data-dir", str(self.data_dir), "--keeper", keeper]
         # Brokers on other hosts have to log in; see SQL_USER.
         command += ["--sql-user", SQL_USER]
         command += [word for address in addresses for word in ("--http", address)]
@@ -154,6 +155,7 @@ class Cluster:
         tree: Path = PROJECT,
         settings: Mapping[str, str] | None = None,
         brokers: int = BROKERS,
+        shards: int = SHARDS,
         session_timeout_ms: int = SESSION_TIMEOUT_MS,
         request_timeout_ms: int = REQUEST_TIMEOUT_MS,
     ) -> None:
@@ -168,7 +170,7 @@ class Cluster:
             **(settings or {}),
         }
         self.keeper = self._keeper()
-        self.engines = [self._engine(number) for number in range(1, SHARDS + 1)]
+        self.engines = [self._engine(number) for number in range(1, shards + 1)]
         self.config_path = self.write_config("cluster.toml", request_timeout_ms=request_timeout_ms)
         self.commands_path = self.write_config(
             "commands.toml", request_timeout_ms=COMMAND_REQUEST_MS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from brokerhouse.feeds.blocks import (
     begun,
     completed,
     first_state,
+    moved_to_keeper,
     plan,
     state_from_text,
     taken_over,
@@ -179,3 +181,11 @@ def test_feeders_that_die_and_sleep_anywhere_store_each_record_once(seed: int) -
     )
     assert sorted(model.rows) in (list(range(end.next_offset)), list(range(stored)))
     assert end.total.rows == end.next_offset
+
+
+def test_a_state_that_moves_to_keeper_keeps_its_progress_and_counts_its_versions_on() -> None:
+    before = begun(first_state("single", 5), Offsets(5, 9), "embedded")
+    moved = state_from_text(moved_to_keeper(before.as_text(), 40, "one"))
+    assert moved == replace(before, shard="one", versions_before=40)
+    again = state_from_text(moved_to_keeper(moved.as_text(), 3, "two"))
+    assert (again.shard, again.versions_before) == ("two", 43)

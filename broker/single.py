@@ -75,7 +75,7 @@ from brokerhouse.storage.backup import Backups
 from brokerhouse.storage.data_directory import refuse_unfinished
 from brokerhouse.storage.disk_reserve import default_reserve_bytes
 from brokerhouse.storage.embedded import EmbeddedEngine
-from brokerhouse.storage.engine import DATABASE
+from brokerhouse.storage.engine import DATABASE, EngineError
 from brokerhouse.storage.journal import JournaledEngine, open_journal
 from brokerhouse.storage.journal_files import STREAMS
 from brokerhouse.storage.new_directory import begin_directory
@@ -215,6 +215,10 @@ class SingleNode:
         self._host.rows.start()
         progress("reading topics")
         await self.topics.refresh()
+        if closed := self.topics.logs.missing(self.topics.all()):
+            raise EngineError(  # no other broker leads them meanwhile
+                f"{len(closed)} logs cannot be opened; the last lines of the log say why"
+            )
         await self.broker.load_stored_configs()
         progress("reading consumer groups")
         live = {topic.name: topic.topic_id for topic in self.topics.all()}

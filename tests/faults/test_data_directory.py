@@ -193,6 +193,23 @@ class TestDataDirectory:
         with pytest.raises(SqlError, match=r"CHECKSUM_DOESNT_MATCH|CORRUPTED_DATA|CANNOT"):
             battered.sql("SELECT * FROM messages WHERE topic = {t:String}", {"t": damaged.name})
 
+    def test_a_start_is_refused_if_the_starts_of_logs_cannot_be_read(self, tmp_path: Path) -> None:
+        broker = BrokerProcess(tmp_path / "data")
+        broker.start()
+        with Wire(broker) as wire:
+            target = messages.create_topic(wire, "begins-at-1")
+            wire.ask(messages.produce(target, messages.small_batch()), VERSION)
+            wire.ask(messages.delete_records(target, 1), 2)
+        broker.stop()
+        parts = _parts_with(broker.data_dir, "`log_start_offset`")
+        assert parts
+        for part in parts:
+            _flip_the_middle(part / "data.bin")
+        code, printed = start_that_fails(broker.data_dir)
+        assert code == 1
+        assert "1 logs cannot be opened" in printed.splitlines()[-1]
+        assert "CHECKSUM_DOESNT_MATCH" in printed
+
     def test_a_part_that_the_engine_sets_aside_is_logged_as_an_error(
         self, battered: BrokerProcess, written: Written
     ) -> None:
@@ -241,10 +258,12 @@ def open_to_others(directory: Path) -> list[str]:
 
 def _parts_of_messages(data_dir: Path) -> list[Path]:
     """The folders of the parts, in the order in which they were written."""
+    return _parts_with(data_dir, "`timestamp_ms`")
+
+
+def _parts_with(data_dir: Path, column: str) -> list[Path]:
     folders = (file.parent for file in data_dir.rglob("columns.txt"))
-    return sorted(
-        path for path in folders if "`timestamp_ms`" in (path / "columns.txt").read_text()
-    )
+    return sorted(path for path in folders if column in (path / "columns.txt").read_text())
 
 
 def _flip_the_middle(file: Path) -> None:

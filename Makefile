@@ -188,7 +188,7 @@ test-cluster: $(INSTALLED_DEV)
 	$(BIN)/pytest tests/cluster --kafka '$(URLS)' --clickhouse '$(CLICKHOUSE)' $(ARGS)
 
 clean:
-	rm -rf $(VENV) build *.egg-info protocol/*.so protocol/_*.c storage/*.so storage/_*.c feeds/values/*.so feeds/values/_*.c .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build *.egg-info protocol/*.so protocol/_*.c storage/*.so storage/_*.c feeds/values/*.so feeds/values/_*.c coordinator/feeds .mypy_cache .pytest_cache .ruff_cache
 
 $(BIN)/python:
 	@tools/require python $(PYTHON)

@@ -11,6 +11,8 @@ SHARED = [
 ]
 
 setup(
+    # A wheel takes all that is in the build folder; build/lib.* may be that of an earlier layout.
+    options={"build": {"build_base": "build/brokerhouse"}},
     ext_modules=[
         Extension(
             f"brokerhouse.{name.replace('/', '.')}",
@@ -33,5 +35,5 @@ setup(
             "storage/_merge_blocks",
             "storage/_result_bytes",
         )
-    ]
+    ],
 )

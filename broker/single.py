@@ -157,7 +157,12 @@ class SingleNode:
             TransactionSweep(engine.patient, wall_ms).round,
             ProducerStateSweep(engine.patient, expiration_ms, wall_ms).round,
         )
-        self._reclaim = Reclaim(engine.embedded, logs, engine.embedded.reserve).periodic
+        self._reclaim = Reclaim(
+            engine.embedded,
+            logs,
+            lambda topic_id: self.topics.by_id(topic_id) is not None,
+            engine.embedded.reserve,
+        ).periodic
         admin_store = AdminStore(registry)
         self.broker = Broker(
             settings,
@@ -216,9 +221,9 @@ class SingleNode:
         progress("reading topics")
         await self.topics.refresh()
         if closed := self.topics.logs.missing(self.topics.all()):
-            raise EngineError(  # no other broker leads them meanwhile
-                f"{len(closed)} logs cannot be opened; the last lines of the log say why"
-            )
+            # No other broker leads them meanwhile.
+            why = self.topics.logs.why_not_open
+            raise EngineError(f"{len(closed)} logs cannot be opened: {why}")
         await self.broker.load_stored_configs()
         progress("reading consumer groups")
         live = {topic.name: topic.topic_id for topic in self.topics.all()}

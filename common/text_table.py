@@ -7,10 +7,12 @@ def read_table(text: str) -> dict[str, dict[str, str]]:
     """The words of a table by row and column.
 
     The first line names the columns. Every other line is a row: its name, and a word for each
-    column. Raises `ValueError` if a row lacks one or is there twice.
+    column. Raises `ValueError` if a row lacks one, or if a row or column is there twice.
     """
     header, *lines = text.strip().splitlines()
     columns = header.split()
+    if len(set(columns)) < len(columns):
+        raise ValueError("a column is there twice")
     table: dict[str, dict[str, str]] = {}
     for line in lines:
         name, *words = line.split()
@@ -26,9 +28,14 @@ def word_set(text: str) -> frozenset[str]:
 
 
 def read_lists(text: str) -> dict[str, tuple[str, ...]]:
-    """The words of lists by their names. A line is `NAME: WORDS`; an indented one goes on."""
+    """The words of lists by their names. A line is `NAME: WORDS`; an indented one goes on.
+
+    Raises `ValueError` if a list is there twice.
+    """
     lists: dict[str, tuple[str, ...]] = {}
     for line in text.strip().replace("\n ", " ").splitlines():
         name, _, listed = line.partition(":")
+        if name in lists:
+            raise ValueError(f"the list {name} is there twice")
         lists[name] = tuple(listed.split())
     return lists

@@ -101,6 +101,7 @@ class Housekeeping:
                 clock_ms,
                 PartRows(host.engine, partial(self._blocks, host.name)),
                 late_ms=_PROMISES_LATE_MS,
+                counted=host.counted,
             )
             for host in hosts
         }

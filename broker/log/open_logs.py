@@ -24,6 +24,8 @@ class OpenLogs(ABC):
         self._logs: dict[UUID, dict[int, PartitionLog]] = {}
         self.may_serve = may_serve
         """Whether this broker may lead partitions, by the clock: the machine may have slept."""
+        self.why_not_open = ""
+        """The last reason why logs could not be opened."""
 
     @abstractmethod
     async def open_new(self, created: Collection[Partition]) -> bool:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -77,10 +77,17 @@ class Reclaim:
     It ends earlier when a quarter of the disk is free.
     """
 
-    def __init__(self, engine: Engine, logs: OpenLogs, reserve: DiskReserve) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        logs: OpenLogs,
+        topic_exists: Callable[[UUID], bool],
+        reserve: DiskReserve,
+    ) -> None:
         """`engine`: without its journal, which may wait for space."""
         self._engine = engine
         self._logs = logs
+        self._topic_exists = topic_exists
         self._reserve = reserve
         self._outage = Outage(log, "cannot free disk space", "disk space can be freed again")
         self._seen: tuple[frozenset[str], int] | None = None
@@ -141,8 +148,10 @@ class Reclaim:
             opened = self._logs.find(topic_id, partition)
             if not topic:  # a fence, not a record
                 part.is_readable = True
-            elif opened is None:
+            elif not self._topic_exists(topic_id):
                 part.deleted_topics.add(topic_id)
+            elif opened is None:  # it could not be opened: where it starts is unknown
+                part.is_readable = True
             else:
                 part.is_readable |= last >= opened.log_start_offset
                 if first < opened.log_start_offset:

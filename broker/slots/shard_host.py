@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol
 from uuid import uuid4
@@ -168,10 +169,11 @@ class ShardHost:
 
     async def close(self) -> None:
         """Store what is queued, then stop."""
-        await self.groups.close()
-        await self.rows.close()
-        if self.appender is not None:
-            await self.appender.close()
+        async with AsyncExitStack() as parts:  # closed in reverse order; a failure stops none
+            if self.appender is not None:
+                parts.push_async_callback(self.appender.close)
+            parts.push_async_callback(self.rows.close)
+            parts.push_async_callback(self.groups.close)
 
     def may_serve(self) -> bool:
         return self.writing is not None and self.writing.session.may_serve()

@@ -84,6 +84,7 @@ class SlotLogs(OpenLogs):
             try:
                 opened = await self.read(partitions)
             except EngineError as error:
+                self.why_not_open = str(error)
                 log.warning(
                     "%d logs cannot be opened yet: %s", len(partitions), error, extra=counted()
                 )

@@ -17,6 +17,7 @@ from brokerhouse.broker.cluster.housekeeping import (
 from brokerhouse.broker.cluster.session import housekeeper_of
 from brokerhouse.broker.cluster.topic_registry import TopicRegistry
 from brokerhouse.broker.from_settings import decompressions
+from brokerhouse.broker.log.rollup import CountedMinutes
 from brokerhouse.broker.log.tail_cache import TailCache
 from brokerhouse.broker.log.topic import Topic
 from brokerhouse.broker.settings.config import Settings
@@ -88,6 +89,7 @@ class HousekeptCluster:
             own.is_housekeeper,
             decompressions(settings),
         )
+        host.counted = self.minutes = CountedMinutes(self.shard, lambda: self.now_ms)
         hosts = ShardHosts([host])
         self.keeping = Housekeeping(self.known, self.catalog, hosts, 0, DAY_MS, lambda: self.now_ms)
         shards = [host.for_topics]
@@ -140,7 +142,7 @@ async def test_topics_of_a_single_broker_that_no_cluster_has_taken_over_are_not_
     await house.keeping.round()
     await house.engine.execute("INSERT INTO cluster_state VALUES ('cluster_id', 1, 'of another')")
     await delete_topic(house.catalog, gone)
-    monkeypatch.setattr("broker.cluster.housekeeping._ABSENT_FOR_S", 0.0)
+    monkeypatch.setattr("brokerhouse.broker.cluster.housekeeping._ABSENT_FOR_S", 0.0)
     await house.keeping.round()
     await house.keeping.round()
     assert await house.engine.rows("SELECT name FROM topics") == [["gone"]]
@@ -160,6 +162,29 @@ async def test_a_minute_is_counted_when_every_broker_has_left_it(
     house.now_ms += 1_000
     await house.keeping.round()
     assert await house.counted() == 1
+
+
+async def test_counting_continues_if_a_session_begins_after_the_clock_was_ahead(
+    house: HousekeptCluster,
+) -> None:
+    async def count_at(now_ms: int) -> int:
+        house.now_ms = now_ms
+        house.known.sessions[2] = session(2, append_floors={"a": now_ms})
+        await house.keeping.round()
+        return await house.counted()
+
+    topic = await create_topic(house.catalog, "orders", 1, {})
+    ahead_ms = NOW_MS + 10 * DAY_MS
+    await house.record(topic, 0, NOW_MS - 30_000)
+    await house.record(topic, 1, ahead_ms - 30_000)
+    assert await count_at(ahead_ms) == 2
+    house.now_ms = NOW_MS
+    await house.minutes.ends()  # as at the beginning of a session
+    assert await house.counted() == 1, "what is in the future is forgotten"
+    for minute in range(1, 4):
+        await house.record(topic, 1 + minute, NOW_MS + minute * MINUTE_MS - 30_000)
+        assert await count_at(NOW_MS + minute * MINUTE_MS) == 1 + minute
+    assert await count_at(ahead_ms + MINUTE_MS) == 5
 
 
 async def test_a_minute_is_counted_in_parts_up_to_the_append_floor_of_every_broker(

@@ -28,6 +28,13 @@ def test_a_row_with_other_columns_or_that_is_there_already_is_refused(row: str) 
         """)
 
 
+def test_a_column_or_a_list_that_is_there_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="a column is there twice"):
+        read_table("open open\npush stays opens")
+    with pytest.raises(ValueError, match="the list Some is there twice"):
+        read_lists("Some: one\nSome: two")
+
+
 def test_a_list_goes_on_in_indented_lines() -> None:
     lists = read_lists("""
 Two words: one two

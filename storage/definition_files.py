@@ -126,17 +126,20 @@ class DefinitionFiles:
         """Link the table's name to its rows, as ClickHouse does when a statement creates a table.
 
         Without the link nobody finds the rows of a damaged definition. ClickHouse makes none for
-        the tables that a data directory begins with (new_directory.py).
+        the tables that a data directory begins with (new_directory.py), and leaves one that leads
+        elsewhere if it is killed within DROP or EXCHANGE.
         """
         found = _UUID.search(definition)
-        link = self._directory(path)
-        if found is None or self.is_of_a_database(path) or link.is_symlink() or link.exists():
+        if found is None or self.is_of_a_database(path):
             return
-        table_id = found[1].decode()
+        link, table_id = self._directory(path), found[1].decode()
         rows = self._store / table_id[:3] / table_id
-        if rows.is_dir():
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(os.path.relpath(rows, link.parent.resolve()), target_is_directory=True)
+        is_right = link.exists() and (not link.is_symlink() or link.samefile(rows))
+        if is_right or not rows.is_dir():
+            return
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(os.path.relpath(rows, link.parent.resolve()), target_is_directory=True)
 
     def _use(self, copy: Path) -> None:
         """Put the copy into its place, if the change that it was made for has damaged the file."""

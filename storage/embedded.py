@@ -296,7 +296,7 @@ class EmbeddedEngine:
         rows = await self.rows(
             "SELECT path FROM system.detached_parts"
             " WHERE database = {database:String} AND startsWith(name, 'broken') ORDER BY path",
-            {"database": DATABASE},
+            {"database": self.database},
         )
         return [path for (path,) in rows]
 

@@ -3,8 +3,9 @@
 A shard has the same tables as a single broker, in another database. So the database is renamed, and
 no row is copied. What must hold:
 
-* The rename is the only step that counts, and it is atomic: before it the directory is that of a
-  single broker, after it that of a shard. A start that is killed in between is repeated.
+* The rename is the only step that counts: the engine moves the definition of the database by one
+  rename of a file. Before it the directory is that of a single broker, after it that of a shard. A
+  start that is killed in between is repeated; links to rows are made again (definition_files.py).
 * Before it, the history of migrations is emptied. So the first broker of the cluster makes all
   views again, which name the database of their tables. A single broker would do the same.
 * A directory never goes back: a single broker refuses that of a shard.

@@ -193,8 +193,9 @@ class _Adoption:
         await self._replace(self._registry("feed_registry"), feeds)
         registry = self._registry("registry")
         for key, value in others.items():
-            await self._lock.renew()
-            await registry.compare_and_set(key, await registry.get(key), value)
+            before = await registry.get(key)
+            await self._lock.renew()  # after it is read: a broker that stalls changes nothing more
+            await registry.compare_and_set(key, before, value)
 
     def _registry(self, table: str) -> Registry:
         return registry_of(self._servers, table, self._config.request_timeout_ms)
@@ -230,7 +231,9 @@ class _Adoption:
     async def _rename_tables_of_feeds(self) -> None:
         """The part that a shard has of a feed's table has another name than on a single broker."""
         rows = await self._single.engine.rows(query("feed_definitions"))
-        feeds, _ = definitions_of([rows])
+        feeds, wrong = definitions_of([rows])
+        for sentence in wrong:
+            log.error("a typed table cannot be taken over, and keeps its name: %s", sentence)
         for feed in feeds:
             if feed.status is not FeedStatus.DROPPED and not feed.is_router:
                 await self._lock.renew()
@@ -248,8 +251,13 @@ class _Adoption:
             names,
         )
         there = dict(rows)
-        if table not in there or part in there:
+        if table not in there:
             return
+        if part in there:
+            raise StartError(
+                f"{database}.{part} exists, and the rows of {feed} get that name on a shard: rename"
+                f" {database}.{part}, and start this broker again"
+            )
         if views := there[table]:
             raise StartError(
                 f"{', '.join(views)} would not get the rows of {feed} any more, which are in"

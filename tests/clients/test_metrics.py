@@ -106,10 +106,10 @@ def test_latency_holds_the_wait_of_a_long_poll(quiet: BrokerProcess, target: Tar
         else 0.0
     )
     with Wire(quiet) as wire:
-        wire.ask(messages.fetch(target, 0, max_wait_ms=700, min_bytes=1), 13)
+        # A millisecond more than is asserted: uvloop's timers count whole ones, and can end early.
+        wire.ask(messages.fetch(target, 0, max_wait_ms=701, min_bytes=1), 13)
         after = value(quiet.http_url, "brokerhouse_request_seconds_sum", api="Fetch")
-    # uvloop's timers count whole milliseconds, so a wait can end up to one early.
-    assert 0.699 <= after - before < 60, "seconds, not milliseconds"
+    assert 0.7 <= after - before < 60, "seconds, not milliseconds"
 
 
 def _has_fetched(broker: BrokerProcess) -> bool:

@@ -20,9 +20,9 @@ from tests.support.broker_process import BrokerProcess
 from tests.support.waiting import until
 
 NOT_IMPORTED = word_set("""
-    broker.cluster clickhouse_connect fastavro google.protobuf kafka.admin kafka.consumer
-    kafka.net kafka.producer msgpack pydantic_settings rich storage.clickhouse storage.shards
-    urllib3
+    brokerhouse.broker.cluster brokerhouse.storage.clickhouse brokerhouse.storage.shards
+    clickhouse_connect fastavro google.protobuf kafka.admin kafka.consumer kafka.net kafka.producer
+    msgpack pydantic_settings rich urllib3
 """)
 """Packages and modules."""
 LIMIT_S = 30

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from brokerhouse.storage.data_directory import DataDirectoryError
-from brokerhouse.storage.definition_files import DefinitionFiles, file_name
+from brokerhouse.storage.definition_files import DefinitionError, DefinitionFiles, file_name
 from brokerhouse.storage.definition_guard import DefinitionGuard, names_changed
 from brokerhouse.storage.embedded import EmbeddedEngine
 from brokerhouse.storage.engine import EngineError
@@ -157,6 +157,25 @@ async def test_a_start_fails_if_the_definition_of_a_table_with_rows_is_damaged(
     empty(definition(data_dir, "a.b", "default"))
     with pytest.raises(DataDirectoryError, match=r"the definition of default\.a\.b is damaged"):
         EmbeddedEngine(data_dir, 1, fsync=False)
+
+
+async def test_a_start_knows_the_rows_of_a_table_whose_link_leads_elsewhere(
+    data_dir: Path,
+) -> None:
+    """The engine was killed within DROP: it renames the definition and removes the link after."""
+    async with opened(data_dir) as engine:
+        await engine.execute("CREATE DATABASE shop")
+        await engine.execute("CREATE TABLE shop.items (id UInt8) ENGINE = MergeTree ORDER BY id")
+        await engine.execute("INSERT INTO shop.items VALUES (1)")
+    link = data_dir / "clickhouse/data/shop/items"
+    rows = link.resolve()
+    link.unlink()
+    link.symlink_to("../../store/abc/abc00000-0000-4000-8000-000000000000")
+    DefinitionFiles(data_dir).recover()
+    assert link.resolve() == rows
+    empty(definition(data_dir, "items", "shop"))
+    with pytest.raises(DefinitionError, match=r"the definition of shop\.items is damaged"):
+        DefinitionFiles(data_dir).recover()
 
 
 async def test_a_table_that_was_being_created_is_set_aside_and_can_be_created_again(

@@ -104,6 +104,20 @@ async def test_a_start_after_one_that_was_killed_finds_every_row(
             await engine.rows(f"SELECT * FROM {DATABASE}.cluster_state")
 
 
+async def test_damaged_parts_of_a_shard_are_found(data_dir: Path) -> None:
+    async with single_engine(data_dir) as single:
+        await single.execute("INSERT INTO cluster_state VALUES ('lost', 1, '')")
+    async with shard_engine(data_dir) as engine:
+        assert await become_shard(engine)
+    [part] = (data_dir / "clickhouse/data" / SHARD_DATABASE / "cluster_state").glob("all_*")
+    for name in ("columns.txt", "checksums.txt"):
+        (part / name).write_text("garbage")
+    async with shard_engine(data_dir) as engine:
+        assert await keys(engine) == []
+        [path] = await engine.damaged_parts()
+        assert "broken-on-start" in path
+
+
 async def test_tables_of_a_newer_version_and_views_of_people_are_refused(data_dir: Path) -> None:
     async with single_engine(data_dir) as single:
         await single.execute("CREATE DATABASE mine")

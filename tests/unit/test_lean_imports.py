@@ -12,7 +12,7 @@ from tests.support.server_process import PROJECT
 
 def printed(script: str) -> Any:
     """What a new Python process prints, as JSON."""
-    script = f"import json, sys\nfrom broker.cli import serve\n{script}"
+    script = f"import json, sys\nfrom brokerhouse.broker.cli import serve\n{script}"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=PROJECT, capture_output=True, text=True, check=True
     )

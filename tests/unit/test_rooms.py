@@ -4,6 +4,7 @@ docs/how-it-works.md says what lives in each room.
 """
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -74,6 +75,11 @@ def import_statements(tree: ast.Module) -> Iterator[tuple[str, list[str]]]:
             yield node.module, [alias.name for alias in node.names]
 
 
+SCRIPT_IMPORT = re.compile(
+    r"^\s*(?:from (?=[\w.]+ import)|import (?=[\w.]+ *$))([\w.]+)", re.MULTILINE
+)
+
+
 def room_of(name: str) -> str:
     return next(room for room in BELOW if f"{name}.".startswith(f"{room}."))
 
@@ -101,14 +107,21 @@ def test_no_file_imports_a_room_without_the_name_of_the_house() -> None:
 
 
 def named_modules(tree: ast.Module) -> Iterator[str]:
-    """Those of import statements, and of calls as `files("brokerhouse.sql")`."""
+    """Those of import statements, also in scripts that are texts, of calls as
+    `files("brokerhouse.sql")` and `setattr("brokerhouse.broker.node.X", ...)`, and of lists.
+    """
     yield from (module for module, _ in import_statements(tree))
     for node in ast.walk(tree):
         match node:
             case ast.Call(
-                func=ast.Name("files" | "import_module"), args=[ast.Constant(str(module)), *_]
+                func=ast.Name("files" | "import_module") | ast.Attribute(attr="setattr"),
+                args=[ast.Constant(str(module)), *_],
             ):
                 yield module
+            case ast.Call(func=ast.Name("word_set"), args=[ast.Constant(str(text))]):
+                yield from (word for word in text.split() if "." in word and word in MODULES)
+            case ast.Constant(str(text)):
+                yield from SCRIPT_IMPORT.findall(text)
 
 
 @pytest.mark.parametrize("room", BELOW)

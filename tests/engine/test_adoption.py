@@ -1,4 +1,4 @@
-"""A new cluster takes over a single broker: steps that go wrong in a way that no start can cause."""
+"""A new cluster takes over a single broker beside others, and beside tables of other people."""
 
 from __future__ import annotations
 

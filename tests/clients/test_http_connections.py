@@ -17,7 +17,7 @@ OPEN, HELD = 50, 60
 """How many connections may be open, and how many are held."""
 HEAD = b"GET /ping HTTP/1.1\r\nHost: localhost\r\n"
 WRITES = f"Authorization: {WRITER['Authorization']}\r\n".encode()
-LONG = "SELECT repeat('x', 10000) FROM numbers(100000)"
+LONG = "SELECT repeat('x', 10000) FROM numbers(100000) SETTINGS max_block_size = 100"
 ANSWER_S = 20.0
 OTHER = "127.0.0.2"
 

@@ -182,7 +182,12 @@ class AiokafkaProducer(TransactionalProducer):
         self._run(self._producer.commit_transaction())
 
     def abort(self) -> None:
-        self._run(self._producer.abort_transaction())
+        async def aborted() -> None:
+            await self._producer.abort_transaction()
+            await asyncio.gather(*self._sent, return_exceptions=True)  # some may not be sent
+
+        self._run(aborted())
+        self._sent.clear()
 
     def close(self) -> None:
         self._run(self._producer.stop())

@@ -37,7 +37,10 @@ final class Transactions {
             case "transactions_flush" -> flush(name);
             case "transactions_offsets" -> producer.sendOffsetsToTransaction(offsets(request), group(request));
             case "transactions_commit" -> producer.commitTransaction();
-            case "transactions_abort" -> producer.abortTransaction();
+            case "transactions_abort" -> {
+                sent.put(name, new ArrayList<>()); // those that wait to be sent fail, as they should
+                producer.abortTransaction();
+            }
             case "transactions_close" -> producers.remove(name).close(CLOSE);
             default -> throw new IllegalArgumentException("unknown verb in " + request);
         }

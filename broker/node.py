@@ -1,182 +1,259 @@
-"""`Broker`: the state that every request handler uses, and the parts that it consists of.
+"""`Node`: a broker with its storage and what runs in the background, as broker/server.py starts it.
 
-The parts of a single broker (broker/single.py) differ from those of a broker in a cluster
-(broker/cluster/node.py); handlers do not know which they have. A connection knows the broker, the
-broker knows no connections.
+A single broker (broker/single.py) is a cluster of one: its embedded engine is the only shard, its
+session never ends and owns every slot. It and a broker in front of ClickHouse shards
+(broker/cluster/node.py) say where they store and what they may serve (`Foundation`). All that
+stands on it is built here, in one direction: open logs, topics, transactions, log starts,
+retention, the `Broker` that handlers reach, removals, feeds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+import base64
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from uuid import uuid4
 
 from aiohttp import web
 
-from brokerhouse.broker.fetch_sessions import FetchSessions
+from brokerhouse.broker.broker import Broker, Parts, Transactions
+from brokerhouse.broker.feeds.groups import FeedGroups, feeding_instance
+from brokerhouse.broker.feeds.host import FedLogs, FeedHost, FeedStore
+from brokerhouse.broker.feeds.running import TableFeeds
+from brokerhouse.broker.from_settings import transaction_coordinator
 from brokerhouse.broker.leadership import BrokerEndpoint
-from brokerhouse.broker.led_partitions import LedPartitions
 from brokerhouse.broker.log.block import Appending
+from brokerhouse.broker.log.decompression import Decompressions
 from brokerhouse.broker.log.log_starts import LogStarts
-from brokerhouse.broker.log.reader import ColdReader
-from brokerhouse.broker.log.refused_batches import RefusedBatches
-from brokerhouse.broker.log.row_sources import RowSources
-from brokerhouse.broker.memory import InFlight, ResponseMemory
+from brokerhouse.broker.log.producer_states import ProducerStates
+from brokerhouse.broker.log.removals import Removals
+from brokerhouse.broker.log.retention import Retention, Tables, upkeep
+from brokerhouse.broker.log.tail_cache import TailCache
 from brokerhouse.broker.monitoring.families import MetricSource
-from brokerhouse.broker.monitoring.request_counts import FetchedCounts, RequestCounts
-from brokerhouse.broker.offsets_topic.offsets_topic import OffsetsTopic
+from brokerhouse.broker.monitoring.groups import GroupMetrics
+from brokerhouse.broker.monitoring.logs import LaneSource, LogMetrics
+from brokerhouse.broker.monitoring.transactions import TransactionMetrics
 from brokerhouse.broker.settings.admin_store import AdminStore
-from brokerhouse.broker.settings.client_quotas import ClientQuotas
-from brokerhouse.broker.settings.config import Settings
-from brokerhouse.broker.settings.dynamic_settings import DynamicSettings
-from brokerhouse.broker.settings.stored_configs import Configs, StoredConfigs
+from brokerhouse.broker.settings.config import Settings, schema_registry_url
+from brokerhouse.broker.settings.stored_configs import StoredConfigs
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.broker.slots.leadership import SlotLeadership
-from brokerhouse.broker.slots.transactions import CoordinatorCalls, SlotTransactions
-from brokerhouse.broker.topics.auto_creation import AutoCreation
+from brokerhouse.broker.slots.peers import Peers
+from brokerhouse.broker.slots.shard_host import ShardHosts
+from brokerhouse.broker.slots.slot_logs import SlotLogs
+from brokerhouse.broker.slots.transactions import (
+    CoordinatorCalls,
+    MarkersEverywhere,
+    MarkersHere,
+    SlotTransactions,
+)
 from brokerhouse.broker.topics.catalog import TopicCatalog
-from brokerhouse.broker.topics.encoded_topics import EncodedTopics
+from brokerhouse.broker.topics.topic_store import TopicStore
 from brokerhouse.broker.transactions.producer_ids import ProducerIds
-from brokerhouse.broker.transactions.transaction_checks import TransactionChecks
 from brokerhouse.broker.transactions.transaction_markers import MarkerWriter
-from brokerhouse.common.logging import set_level
+from brokerhouse.common.clock import wall_ms
+from brokerhouse.common.tasks import Periodic
+from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.storage.cluster_sql import ClusterLayout
+from brokerhouse.storage.registry import Registry
+
+CLUSTER_ID_KEY = "cluster_id"
+"""In the registry."""
 
 
 @dataclass(frozen=True, slots=True)
-class Transactions:
-    """What serves transactions."""
+class Registries:
+    """The registry, by connections of its own for each purpose: none waits for another."""
 
-    coordinator: SlotTransactions
-    markers: MarkerWriter
-    coordinators: CoordinatorCalls
-    """Those of any transactional id."""
+    state: Registry
+    changed_by_clients: Registry
+    feeds: Registry
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What differs between a single broker and one of a cluster."""
+class FeedPlaces:
+    """Where feeds read records and fill tables."""
 
-    cluster_id: str
-    endpoint: BrokerEndpoint
-    leadership: SlotLeadership
-    row_sources: RowSources
+    stores: Sequence[FeedStore]
+    layout: ClusterLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journaled:
+    """What only a broker whose engine is embedded, behind a journal, has."""
+
     appender: Appending
-    log_starts: LogStarts
-    topics: TopicCatalog
-    groups: SlotGroups
-    producer_ids: ProducerIds
-    transactions: Transactions
-    admin_store: AdminStore
-    stored_configs: StoredConfigs
-    data_dir: Path | None
-    """The data directory, if the broker has an embedded engine."""
+    """Reached without looking for the shard of every batch."""
+    tables: Tables
+    sweeps: Sequence[Callable[[], Awaitable[None]]]
+    """Old rows that the housekeeping broker of a shard deletes in a cluster."""
+    data_dir: Path
 
 
-class Broker:
-    """The state that every request handler uses: topics, log, groups, settings."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foundation:
+    """Where a broker stores, and what it may serve."""
 
-    def __init__(self, settings: Settings, parts: Parts) -> None:
-        self.stored_configs = parts.stored_configs
-        self.dynamic_settings = DynamicSettings(
-            settings, parts.stored_configs, [parts.topics.use_settings, use_log_level]
+    endpoint: BrokerEndpoint
+    cluster_id: str
+    leadership: SlotLeadership
+    slots: ServedSlots
+    hosts: ShardHosts
+    registries: Registries
+    topic_store: TopicStore
+    feed_places: FeedPlaces
+    tail_cache: TailCache
+    decompressions: Decompressions
+    journaled: Journaled | None = None
+
+    @property
+    def data_dir(self) -> Path | None:
+        """The data directory, if the broker has an embedded engine."""
+        return None if self.journaled is None else self.journaled.data_dir
+
+
+class Node(ABC):
+    """A broker from its start to its end: `open`, `begin`, `hand_over`, `close`, in this order."""
+
+    http: web.Application
+    """What the HTTP listener serves besides monitoring: SQL, if this broker has an engine."""
+
+    def __init__(self, settings: Settings, base: Foundation) -> None:
+        self._base = base
+        self._feeds_here = settings.feeds
+        slots, hosts, node_id = base.slots, base.hosts, base.endpoint.node_id
+        producer_ids = ProducerIds(base.registries.state)
+        logs = SlotLogs(slots, hosts, producer_ids)
+        self._logs = logs
+        self.topics = TopicCatalog(base.topic_store, settings, logs, hosts.for_topics)
+        appender = logs if base.journaled is None else base.journaled.appender
+        markers = MarkerWriter(appender, logs)
+        groups = SlotGroups(slots, {host.name: host.groups for host in hosts})
+        self._peers = peers = Peers(node_id)
+        markers_everywhere = MarkersEverywhere(
+            node_id, MarkersHere(markers, groups, self.topics), slots, base.leadership, peers
         )
-        self.node_id = settings.node_id
-        self.endpoint = parts.endpoint
-        self.cluster_id = parts.cluster_id
-        self.leadership = parts.leadership
-        self.row_sources = parts.row_sources
-        self.appender = parts.appender
-        self.log_starts = parts.log_starts
-        self.topics = parts.topics
-        self.offsets_topic = OffsetsTopic(parts.groups, settings)
-        self.partitions = LedPartitions(parts.topics, self.offsets_topic)
-        self.groups = parts.groups
-        self.producer_ids = parts.producer_ids
-        self.transactions = parts.transactions.coordinator
-        self.marker_writer = parts.transactions.markers
-        self.transaction_checks = TransactionChecks(parts.transactions.coordinators)
-        self.client_quotas = ClientQuotas(parts.admin_store)
-        self.data_dir = parts.data_dir
-        self.auto_creation = AutoCreation(parts.topics, settings.num_partitions)
-        self.encoded_topics = EncodedTopics()
-        self.cold_reader = ColdReader(parts.row_sources, settings.cold_cache_bytes)
-        self.fetched = FetchedCounts()
-        self.requests = RequestCounts()
-        self.fetch_sessions = FetchSessions(settings.fetch_sessions_max)
-        self.refused_batches = RefusedBatches()
-        self.in_flight = InFlight(settings.in_flight_max_bytes)
-        self.response_memory = ResponseMemory(settings.response_budget_bytes)
-        self._changes: set[asyncio.Task[None]] = set()
-        self.stopping = False
-        self.long_polls: set[asyncio.Event] = set()
+        coordinators = {
+            host.name: transaction_coordinator(
+                settings, host.engine, host.rows, slots, markers_everywhere, producer_ids
+            )
+            for host in hosts
+        }
+        self.transactions = SlotTransactions(slots, coordinators)
+        producer_states = ProducerStates(logs, logs, settings.producer_id_expiration_ms, wall_ms)
+        log_starts = LogStarts(logs, producer_states)
+        admin_store = AdminStore(base.registries.changed_by_clients)
+        self.broker = Broker(
+            settings,
+            Parts(
+                base.cluster_id,
+                base.endpoint,
+                base.leadership,
+                logs,
+                appender,
+                log_starts,
+                self.topics,
+                groups,
+                producer_ids,
+                Transactions(
+                    self.transactions,
+                    markers,
+                    CoordinatorCalls(slots, self.transactions, base.leadership, peers),
+                ),
+                admin_store,
+                StoredConfigs(admin_store, base.registries.state),
+                base.data_dir,
+            ),
+        )
+        removals = Removals(hosts, self.topics, logs, self.broker.cold_reader, producer_states)
+        self._periodics = [self._upkeep(settings, log_starts), removals]
+        """What runs from `begin` to `close`; what is built later adds to it."""
+        self._feeds = TableFeeds(
+            FeedHost(
+                base.registries.feeds,
+                base.feed_places.stores,
+                base.feed_places.layout,
+                FedLogs(logs, slots),
+                FeedGroups(feeding_instance(settings.node_id), groups, base.leadership),
+                schema_registry_url(settings),
+                base.data_dir,
+            )
+        )
+        shown = settings.metrics_partitions_max
+        cold_reader = self.broker.cold_reader
+        self.metrics: list[MetricSource] = [
+            LogMetrics(self._lanes(), base.tail_cache, cold_reader, self.topics, shown),
+            GroupMetrics([host.groups for host in hosts], logs, shown),
+            TransactionMetrics(list(coordinators.values())),
+        ]
 
-    @property
-    def settings(self) -> Settings:
-        """As they are now: some change while the broker runs (settings/dynamic_settings.py)."""
-        return self.dynamic_settings.current
+    def _upkeep(self, settings: Settings, log_starts: LogStarts) -> Periodic:
+        logs, journaled = self._logs, self._base.journaled
+        tables = None if journaled is None else journaled.tables
+        retention = Retention(logs, logs, log_starts, wall_ms, tables)
+        sweeps = () if journaled is None else journaled.sweeps
+        return upkeep(settings.retention_check_interval_ms, retention.round, *sweeps)
 
-    async def load_stored_configs(self) -> None:
-        """Read what administrators have set, and use it. Raises `EngineError`."""
-        await self.stored_configs.load()
-        self.dynamic_settings.apply()
+    @abstractmethod
+    def _lanes(self) -> Sequence[LaneSource]:
+        """The lanes of each shard, as metrics name them."""
 
-    async def change_stored_configs(
-        self, kind: str, name: str, change: Callable[[Configs], Configs]
-    ) -> None:
-        """As `StoredConfigs.change`, and use what has changed, even if the client has left."""
-        task = asyncio.create_task(self._change_configs(kind, name, change))
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
-        await asyncio.shield(task)
-
-    async def _change_configs(
-        self, kind: str, name: str, change: Callable[[Configs], Configs]
-    ) -> None:
-        await self.stored_configs.change(kind, name, change)
-        self.dynamic_settings.apply()
-
-    def stop_waiting(self) -> None:
-        """The broker is stopping: answer long polls and waiting members of groups now."""
-        self.stopping = True
-        self.groups.stop_waiting()
-        for long_poll in self.long_polls:
-            long_poll.set()
-
-
-def use_log_level(settings: Settings) -> None:
-    set_level(settings.log_level)
-
-
-class BrokerRuntime(Protocol):
-    """A broker with its storage and background tasks: what broker/server.py starts and stops."""
-
-    broker: Broker
-
-    @property
-    def http(self) -> web.Application:
-        """What the HTTP listener serves besides monitoring: SQL, if this broker has an engine."""
-
-    @property
-    def metrics(self) -> Sequence[MetricSource]:
-        """The metrics of its parts."""
-
+    @abstractmethod
     def unready(self) -> str | None:
         """Why clients cannot be served at the moment; None if they are."""
 
+    @abstractmethod
     async def open(self, progress: Callable[[str], None]) -> None:
         """Read what is stored, and start the lanes. Raises `EngineError` and `StartError`."""
 
     async def begin(self) -> None:
         """Clients can connect from now on. Raises `EngineError`."""
+        for one in self._periodics:
+            one.start()
+        if self._feeds_here:
+            self._feeds.start()
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
         """Tasks that run until `close`; one that ends earlier has a bug."""
+        tasks = [one.task for one in self._periodics if one.task is not None]
+        for host in self._base.hosts:
+            tasks += [*host.groups.background, *host.rows.background]
+        return [*tasks, *self.transactions.background, *self._feeds.background]
 
+    @abstractmethod
     async def hand_over(self) -> None:
         """The broker is stopping, and clients are still connected: let others take over."""
 
     async def close(self) -> None:
         """Store what is queued, then stop everything."""
+        async with AsyncExitStack() as parts:  # closed in reverse order; a failure stops none
+            parts.push_async_callback(self.topics.close)
+            parts.push_async_callback(self.broker.auto_creation.close)
+            parts.callback(self.broker.offsets_topic.close)
+            parts.push_async_callback(self.broker.cold_reader.close)
+            parts.callback(self._base.decompressions.close)
+            for host in self._base.hosts:
+                parts.push_async_callback(host.close)
+            parts.callback(self._peers.close)
+            parts.push_async_callback(self.transactions.close)
+            for one in self._periodics:
+                parts.push_async_callback(one.close)
+            parts.push_async_callback(self._feeds.close)
+
+
+async def cluster_id(registry: Registry) -> str:
+    """The id of the cluster, generated at the first start: 22 characters, as in Kafka.
+
+    Raises `EngineError`.
+    """
+    while True:
+        current = await registry.get(CLUSTER_ID_KEY)
+        if current is not None:
+            return current.value
+        fresh = base64.urlsafe_b64encode(uuid4().bytes).rstrip(b"=").decode()
+        await registry.compare_and_set(CLUSTER_ID_KEY, None, fresh)

@@ -27,7 +27,7 @@ from brokerhouse.broker.monitoring.requests import RequestMetrics
 from brokerhouse.broker.monitoring.scrape import Scraper
 from brokerhouse.broker.net.connection import Connections
 from brokerhouse.broker.net.listener import KafkaListener, ListenError, reason
-from brokerhouse.broker.node import BrokerRuntime
+from brokerhouse.broker.node import Node
 from brokerhouse.broker.settings.config import Settings, limits_of_this_machine
 from brokerhouse.broker.single import open_engine, open_single
 from brokerhouse.broker.start_error import StartError
@@ -77,9 +77,9 @@ async def _opened(
     cluster: ClusterConfig | None,
     endpoint: BrokerEndpoint,
     progress: Callable[[str], None],
-) -> AsyncIterator[BrokerRuntime]:
+) -> AsyncIterator[Node]:
     """The broker with its storage, open; closed on exit."""
-    runtime: BrokerRuntime
+    runtime: Node
     async with AsyncExitStack() as parts:
         if cluster is None:
             progress(f"opening {settings.data_dir}")
@@ -99,7 +99,7 @@ async def _opened(
 async def _serve_until(
     stop: asyncio.Event,
     settings: Settings,
-    runtime: BrokerRuntime,
+    runtime: Node,
     kafka: KafkaListener,
     progress: Callable[[str], None],
 ) -> None:
@@ -148,7 +148,7 @@ async def _serve_until(
 
 def _http_pages(
     settings: Settings,
-    runtime: BrokerRuntime,
+    runtime: Node,
     connections: Connections,
     delay: LoopDelay,
     health: Health,
@@ -165,7 +165,7 @@ def _http_pages(
     return runtime.http
 
 
-async def _begun(runtime: BrokerRuntime, stopped: asyncio.Task[bool]) -> bool:
+async def _begun(runtime: Node, stopped: asyncio.Task[bool]) -> bool:
     """Begin; False if the broker is told to stop first."""
     beginning = asyncio.ensure_future(runtime.begin())
     await asyncio.wait([stopped, beginning], return_when=asyncio.FIRST_COMPLETED)

@@ -16,7 +16,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from brokerhouse.broker.api import loggers
-from brokerhouse.broker.node import Broker
+from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.settings.config import Settings, as_text
 from brokerhouse.broker.settings.dynamic_settings import STORED_CONFIGS, can_change, names_of
 from brokerhouse.broker.settings.effective_configs import default_text

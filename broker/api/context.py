@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.leadership import NO_NODE, BrokerEndpoint, Leader
 from brokerhouse.broker.log.block import Sender
 from brokerhouse.broker.log.topic import Topic
 from brokerhouse.broker.memory import ResponseCharge
 from brokerhouse.broker.net.named_addresses import DEFAULT_LISTENER
-from brokerhouse.broker.node import Broker
 from brokerhouse.coordinator.messages import Client
 from brokerhouse.protocol._request_head import RequestHeader
 from brokerhouse.protocol.versions import ServedApi

@@ -39,13 +39,13 @@ from kafka.protocol.consumer import FetchRequest, FetchResponse
 
 from brokerhouse.broker.api.context import Api, RequestContext
 from brokerhouse.broker.api.topic_lookup import check_leader_epoch, find_readable_topic
+from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.fetch_sessions import FetchSession, Wanted
 from brokerhouse.broker.log.leader_epochs import NO_END, EpochEnd
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.transactions import AbortedTransaction
 from brokerhouse.broker.memory import ResponseCharge, ResponseMemory, cost
 from brokerhouse.broker.monitoring.request_counts import FetchedCounts
-from brokerhouse.broker.node import Broker
 from brokerhouse.protocol.batches import base_offset, end_offset, record_count
 from brokerhouse.protocol.errors import (
     KafkaError,

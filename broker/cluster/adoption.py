@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from brokerhouse.broker.cluster.config import ClusterConfig
 from brokerhouse.broker.cluster.servers import layout, registry_of
 from brokerhouse.broker.cluster.topic_registry import stored_rows
+from brokerhouse.broker.node import CLUSTER_ID_KEY
 from brokerhouse.broker.settings.config import Settings
-from brokerhouse.broker.single import CLUSTER_ID_KEY
 from brokerhouse.broker.start_error import StartError
 from brokerhouse.broker.topics.topic_store import TopicTable
 from brokerhouse.feeds.blocks import moved_to_keeper

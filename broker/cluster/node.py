@@ -1,8 +1,7 @@
 """A broker of a cluster, in front of ClickHouse shards: it stores nothing itself.
 
-Its parts are built in one direction, each from those above it: the view of the registry, the
-session, the hosts of the shards, the open logs, the catalog of topics, the slots, and the ownership
-that drives them.
+What it has beside a single broker: the view of the registry, a session that it renews, and the
+ownership that takes and gives up slots.
 """
 
 from __future__ import annotations
@@ -36,45 +35,21 @@ from brokerhouse.broker.cluster.servers import (
 from brokerhouse.broker.cluster.session import OwnSession
 from brokerhouse.broker.cluster.slots import Slots
 from brokerhouse.broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
-from brokerhouse.broker.feeds.groups import FeedGroups, feeding_instance
-from brokerhouse.broker.feeds.host import FedLogs, FeedHost
-from brokerhouse.broker.feeds.running import TableFeeds
-from brokerhouse.broker.from_settings import decompressions, transaction_coordinator
+from brokerhouse.broker.from_settings import decompressions
 from brokerhouse.broker.leadership import BrokerEndpoint
-from brokerhouse.broker.log.log_starts import LogStarts
-from brokerhouse.broker.log.producer_states import ProducerStates
-from brokerhouse.broker.log.removals import Removals
-from brokerhouse.broker.log.retention import Retention, upkeep
 from brokerhouse.broker.log.tail_cache import TailCache
 from brokerhouse.broker.monitoring.cluster import ClusterMetrics
-from brokerhouse.broker.monitoring.families import MetricSource
-from brokerhouse.broker.monitoring.groups import GroupMetrics
-from brokerhouse.broker.monitoring.logs import LaneSource, LogMetrics
+from brokerhouse.broker.monitoring.logs import LaneSource
 from brokerhouse.broker.monitoring.pages import bare_application
-from brokerhouse.broker.monitoring.transactions import TransactionMetrics
-from brokerhouse.broker.node import Broker, Parts, Transactions
+from brokerhouse.broker.node import FeedPlaces, Foundation, Node, Registries, cluster_id
 from brokerhouse.broker.settings import stored_configs
-from brokerhouse.broker.settings.admin_store import AdminStore
-from brokerhouse.broker.settings.config import Settings, schema_registry_url
-from brokerhouse.broker.settings.stored_configs import ConfigWatch, StoredConfigs
-from brokerhouse.broker.single import cluster_id
-from brokerhouse.broker.slots.groups import SlotGroups
+from brokerhouse.broker.settings.config import Settings
+from brokerhouse.broker.settings.stored_configs import ConfigWatch
 from brokerhouse.broker.slots.leadership import SlotLeadership
-from brokerhouse.broker.slots.peers import Peers
 from brokerhouse.broker.slots.sessions import BrokerSession
 from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
-from brokerhouse.broker.slots.slot_logs import SlotLogs
-from brokerhouse.broker.slots.transactions import (
-    CoordinatorCalls,
-    MarkersEverywhere,
-    MarkersHere,
-    SlotTransactions,
-)
-from brokerhouse.broker.topics.catalog import TopicCatalog
 from brokerhouse.broker.topics.topic_cleanup import TopicCleanup
 from brokerhouse.broker.topics.watched_topics import topic_watch
-from brokerhouse.broker.transactions.producer_ids import ProducerIds
-from brokerhouse.broker.transactions.transaction_markers import MarkerWriter
 from brokerhouse.common.clock import wall_ms
 from brokerhouse.common.tasks import Periodic
 from brokerhouse.coordinator.slots import ServedSlots
@@ -95,8 +70,8 @@ _NO_ANSWER = frozenset((0, 225, 999))  # no answer; NO_ZOOKEEPER, KEEPER_EXCEPTI
 T = TypeVar("T")
 
 
-class ClusterNode:
-    """`BrokerRuntime` on the shards of a cluster."""
+class ClusterNode(Node):
+    """On the shards of a cluster."""
 
     def __init__(
         self,
@@ -127,122 +102,83 @@ class ClusterNode:
         ttl_ms = settings.broker_session_timeout_ms
         self._view = view = RegistryView(state, cluster.first_map(), ttl_ms)
         session = OwnSession(view, _identity(endpoint, ttl_ms), first_session_id=wall_ms())
-        cache = TailCache(settings.tail_cache_bytes)
-        self._decompressions = decompressions(settings)
+        cache, decompressing = TailCache(settings.tail_cache_bytes), decompressions(settings)
         served = ServedSlots(cluster.slots, session.may_serve)
-        self._hosts = ShardHosts(
-            ShardHost(shard, settings, cache, served, session.is_housekeeper, self._decompressions)
+        hosts = ShardHosts(
+            ShardHost(shard, settings, cache, served, session.is_housekeeper, decompressing)
             for shard in self._shards
         )
-        producer_ids = ProducerIds(state)
-        logs = SlotLogs(served, self._hosts, producer_ids)
         changed_by_clients = registry_of(registry_servers, "topic_registry")
-        topic_shards = [host.for_topics for host in self._hosts]
-        topic_store = TopicRegistry(changed_by_clients, state, settings, topic_shards)
-        self._topics = TopicCatalog(topic_store, settings, logs, topic_shards)
         leadership = SlotLeadership(view, endpoint)
-        groups = SlotGroups(served, {host.name: host.groups for host in self._hosts})
-        self._peers = peers = Peers(endpoint.node_id)
-        marker_writer = MarkerWriter(logs, logs)
-        here = MarkersHere(marker_writer, groups, self._topics)
-        markers = MarkersEverywhere(endpoint.node_id, here, served, leadership, peers)
-        coordinators = {
-            host.name: transaction_coordinator(
-                settings, host.engine, host.rows, served, markers, producer_ids
-            )
-            for host in self._hosts
-        }
-        self._transactions = transactions = SlotTransactions(served, coordinators)
-        slots = Slots(served, self._hosts, logs, self._topics, transactions, ttl_ms / 1000)
-        self._ownership = Ownership(view, session, slots)
-        expiration_ms = settings.producer_id_expiration_ms
-        producer_states = ProducerStates(logs, logs, expiration_ms, wall_ms)
-        log_starts = LogStarts(logs, producer_states)
-        admin_store = AdminStore(changed_by_clients)
-        self.broker = Broker(
+        topic_store = TopicRegistry(changed_by_clients, state, settings, hosts.for_topics)
+        self._hosts = hosts
+        super().__init__(
             settings,
-            Parts(
-                known_as,
-                endpoint,
-                leadership,
-                logs,
-                logs,
-                log_starts,
-                self._topics,
-                groups,
-                producer_ids,
-                Transactions(
-                    transactions,
-                    marker_writer,
-                    CoordinatorCalls(served, transactions, leadership, peers),
+            Foundation(
+                endpoint=endpoint,
+                cluster_id=known_as,
+                leadership=leadership,
+                slots=served,
+                hosts=hosts,
+                registries=Registries(
+                    state, changed_by_clients, registry_of(registry_servers, "feed_registry")
                 ),
-                admin_store,
-                StoredConfigs(admin_store, state),
-                data_dir=None,
+                topic_store=topic_store,
+                feed_places=FeedPlaces(
+                    [
+                        shard_store(shard, servers[shard.name], host.rows)
+                        for shard, host in zip(self._shards, hosts, strict=True)
+                    ],
+                    layout(cluster),
+                ),
+                tail_cache=cache,
+                decompressions=decompressing,
             ),
         )
-        self._feeds_here = settings.feeds
-        self._feeds = TableFeeds(
-            FeedHost(
-                registry_of(registry_servers, "feed_registry"),
-                [
-                    shard_store(shard, servers[shard.name], host.rows)
-                    for shard, host in zip(self._shards, self._hosts, strict=True)
-                ],
-                layout(cluster),
-                FedLogs(logs, served),
-                FeedGroups(feeding_instance(settings.node_id), groups, leadership),
-                schema_registry_url(settings),
-            )
-        )
-        retention = Retention(logs, logs, log_starts, wall_ms)
-        self._upkeep = upkeep(settings.retention_check_interval_ms, retention.round)
-        self._removals = Removals(
-            self._hosts, self._topics, logs, self.broker.cold_reader, producer_states
-        )
-        self._housekeeping = Housekeeping(
+        slots = Slots(served, hosts, self._logs, self.topics, self.transactions, ttl_ms / 1000)
+        self._ownership = Ownership(view, session, slots)
+        housekeeping = Housekeeping(
             self._ownership,
-            self._topics,
-            self._hosts,
+            self.topics,
+            hosts,
             settings.retention_check_interval_ms,
-            expiration_ms,
-        ).periodic
-        self._topic_cleanup = TopicCleanup(
-            topic_store,
-            self._topics,
-            topic_shards,
-            partial(is_topic_housekeeper, self._ownership),
-            partial(all_have_read, self._ownership),
+            settings.producer_id_expiration_ms,
         )
-        self._lanes = Periodic("lanes", _LANES_EVERY_S, self._replace_broken_session)
-        shown = settings.metrics_partitions_max
-        lanes = [_lanes_of(host) for host in self._hosts]
-        self.metrics: Sequence[MetricSource] = (
-            LogMetrics(lanes, cache, self.broker.cold_reader, self._topics, shown),
-            GroupMetrics([host.groups for host in self._hosts], logs, shown),
-            TransactionMetrics(list(coordinators.values())),
-            ClusterMetrics(session, served, self._shards, leadership, view.now_ms),
-        )
+        self._periodics += [
+            housekeeping.periodic,
+            TopicCleanup(
+                topic_store,
+                self.topics,
+                hosts.for_topics,
+                partial(is_topic_housekeeper, self._ownership),
+                partial(all_have_read, self._ownership),
+            ),
+            topic_watch(self.topics, lambda: version_number(view.value(VERSION_KEY))),
+            ConfigWatch(
+                self.broker.load_stored_configs,
+                lambda: version_number(view.value(stored_configs.VERSION_KEY)),
+            ).periodic,
+            Periodic("lanes", _LANES_EVERY_S, self._replace_broken_session),
+        ]
+        self.metrics.append(ClusterMetrics(session, served, self._shards, leadership, view.now_ms))
         self.http = bare_application()
-        self._watching = topic_watch(self._topics, lambda: version_number(view.value(VERSION_KEY)))
-        self._configs = ConfigWatch(
-            self.broker.load_stored_configs,
-            lambda: version_number(view.value(stored_configs.VERSION_KEY)),
-        ).periodic
+
+    def _lanes(self) -> Sequence[LaneSource]:
+        return [_lanes_of(host) for host in self._hosts]
 
     async def open(self, progress: Callable[[str], None]) -> None:
         """Read the topics and start what needs no session. Raises `EngineError`."""
         for shard in self._shards:
             await shard.start()
         progress("reading topics")
-        await _patiently(self._topics.refresh)
+        await _patiently(self.topics.refresh)
         await _patiently(self.broker.load_stored_configs)
         # Clients can connect before `begin`: they must not hear that nobody leads anything.
         await _patiently(self._read_registry)
         for host in self._hosts:
             host.rows.start()
             host.groups.start()
-        self._transactions.start()
+        self.transactions.start()
 
     async def _read_registry(self) -> None:
         try:
@@ -252,35 +188,13 @@ class ClusterNode:
 
     async def begin(self) -> None:
         await self._ownership.join()
-        self._upkeep.start()
-        self._watching.start()
-        self._configs.start()
-        self._lanes.start()
-        self._housekeeping.start()
-        self._topic_cleanup.start()
-        self._removals.start()
-        if self._feeds_here:
-            self._feeds.start()
+        await super().begin()
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        begun = (
-            self._upkeep,
-            self._watching,
-            self._configs,
-            self._lanes,
-            self._housekeeping,
-            self._topic_cleanup,
-            self._removals,
-        )
-        tasks = [*self._ownership.background]
-        tasks += [one.task for one in begun if one.task is not None]
+        tasks = [*super().background, *self._ownership.background]
         for shard in self._shards:
             tasks += shard.background
-        for host in self._hosts:
-            tasks += [*host.groups.background, *host.rows.background]
-        tasks += self._transactions.background
-        tasks += self._feeds.background
         return tasks
 
     def unready(self) -> str | None:
@@ -310,23 +224,7 @@ class ClusterNode:
                 parts.push_async_callback(server.close)
             for shard in self._shards:
                 parts.push_async_callback(shard.close)
-            parts.push_async_callback(self._topics.close)
-            parts.push_async_callback(self.broker.auto_creation.close)
-            parts.callback(self.broker.offsets_topic.close)
-            parts.push_async_callback(self.broker.cold_reader.close)
-            parts.callback(self._decompressions.close)
-            for host in self._hosts:
-                parts.push_async_callback(host.close)
-            parts.callback(self._peers.close)
-            parts.push_async_callback(self._transactions.close)
-            parts.push_async_callback(self._upkeep.close)
-            parts.push_async_callback(self._watching.close)
-            parts.push_async_callback(self._configs.close)
-            parts.push_async_callback(self._lanes.close)
-            parts.push_async_callback(self._removals.close)
-            parts.push_async_callback(self._housekeeping.close)
-            parts.push_async_callback(self._topic_cleanup.close)
-            parts.push_async_callback(self._feeds.close)
+            parts.push_async_callback(super().close)
             parts.push_async_callback(self.hand_over)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from brokerhouse.broker.node import BrokerRuntime
+from brokerhouse.broker.node import Node
 
 
 class Health:
     """`begun` and `stopping` are set by broker/server.py."""
 
-    def __init__(self, runtime: BrokerRuntime) -> None:
+    def __init__(self, runtime: Node) -> None:
         self._runtime = runtime
         self.begun = False
         self.stopping = False

@@ -13,8 +13,8 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.monitoring.families import gauge, histogram
-from brokerhouse.broker.node import Broker
 from brokerhouse.common.tasks import Periodic
 from brokerhouse.common.timings import Timings
 

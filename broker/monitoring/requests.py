@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
+from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.monitoring.families import counter, gauge, histogram
 from brokerhouse.broker.monitoring.request_counts import CLOSED
 from brokerhouse.broker.net.connection import Connections
-from brokerhouse.broker.node import Broker
 from brokerhouse.protocol.errors import error_name
 
 _API = ("api",)

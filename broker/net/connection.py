@@ -33,11 +33,11 @@ from kafka.protocol.api_message import ApiMessage
 from brokerhouse.broker.api import APIS
 from brokerhouse.broker.api.api_versions import unsupported_api_versions
 from brokerhouse.broker.api.context import Api, CloseConnection, RequestContext
+from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.memory import is_tiny
 from brokerhouse.broker.monitoring.request_counts import ApiCounts
 from brokerhouse.broker.net.named_addresses import DEFAULT_LISTENER
 from brokerhouse.broker.net.sending import Outgoing, Piece, RecentCost, SlowClients, Turns
-from brokerhouse.broker.node import Broker
 from brokerhouse.common.address import client_network
 from brokerhouse.common.counted_lines import counted
 from brokerhouse.protocol._frames import FrameError, FrameReader

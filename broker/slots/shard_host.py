@@ -199,6 +199,11 @@ class ShardHosts:
         """The hosts whose shard answers."""
         return [host for host in self if not host.engine.away]
 
+    @property
+    def for_topics(self) -> list[TopicShard]:
+        """As the catalog of topics uses them."""
+        return [host.for_topics for host in self]
+
     def refused_records(self) -> str | None:
         """Which shard refused records lately, and why, in one sentence."""
         for host in self:

@@ -11,13 +11,13 @@ import pytest
 from brokerhouse.broker.api import APIS
 from brokerhouse.broker.api.context import RequestContext
 from brokerhouse.broker.api.produce import produce
+from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.log import refused_batches as refused
 from brokerhouse.broker.log.appender import Appender
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.refused_batches import RefusedBatches
 from brokerhouse.broker.log.topic import Topic
 from brokerhouse.broker.memory import ResponseMemory
-from brokerhouse.broker.node import Broker
 from brokerhouse.protocol._produce_request import decode_produce_request
 from brokerhouse.protocol._request_head import RequestHeader
 from brokerhouse.protocol.errors import (

@@ -17,10 +17,10 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
 from brokerhouse.broker.api import APIS
 from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.memory import InFlight, ResponseMemory
 from brokerhouse.broker.monitoring.request_counts import RequestCounts
 from brokerhouse.broker.net.connection import Connection, Connections
-from brokerhouse.broker.node import Broker
 from brokerhouse.broker.settings.config import Settings
 from brokerhouse.protocol.versions import ApiKey
 

@@ -18,8 +18,8 @@ from kafka.protocol.admin import DeleteGroupsRequest, DescribeGroupsRequest, Lis
 
 from brokerhouse.broker.api import APIS
 from brokerhouse.broker.api.context import RequestContext
+from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.memory import ResponseMemory
-from brokerhouse.broker.node import Broker
 from brokerhouse.broker.settings.config import Settings
 from brokerhouse.coordinator.group_states import GroupState
 from brokerhouse.coordinator.messages import (

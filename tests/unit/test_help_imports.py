@@ -17,7 +17,7 @@ from tests.support.server_process import PROJECT
 
 ONLY_FOR_WORK = word_set("""
     aiohttp chdb clickhouse_connect fastavro google.protobuf kafka msgpack pyspark rich urllib3
-    uvloop brokerhouse.broker.node brokerhouse.broker.server brokerhouse.storage.embedded
+    uvloop brokerhouse.broker.broker brokerhouse.broker.server brokerhouse.storage.embedded
 """)
 """No --help of any command needs them."""
 ONLY_FOR_SETTINGS = {"asyncio", "brokerhouse.broker.settings.config", "pydantic"}

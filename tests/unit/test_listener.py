@@ -9,12 +9,12 @@ from typing import cast
 
 import pytest
 
+from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.memory import InFlight, ResponseMemory
 from brokerhouse.broker.monitoring.request_counts import RequestCounts
 from brokerhouse.broker.net.connection import Connections
 from brokerhouse.broker.net.listener import KafkaListener, ListenError
-from brokerhouse.broker.node import Broker
 from brokerhouse.broker.settings.config import Settings
 from tests.support.server_process import free_port
 

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from brokerhouse.broker.cluster.leases import Plan
 from brokerhouse.broker.cluster.registry_view import RegistryView
-from brokerhouse.broker.cluster.session import SessionOver, Tenure
+from brokerhouse.broker.cluster.session import RenewedSession, SessionOver
 from brokerhouse.broker.cluster.slot_phases import (
     FenceAction,
     FenceEvent,
@@ -57,7 +57,7 @@ class SlotOwner(Protocol):
     async def fence_session(self, session: BrokerSession, shard: str) -> None:
         """No insert of a dead session is stored on this shard any more. Raises `EngineError`."""
 
-    async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
+    async def serve_slots(self, session: RenewedSession, slots: Mapping[int, Slot]) -> None:
         """Start serving slots that this session owns. All write to the same shard.
 
         If it raises `EngineError`, it serves none of them, and is called again, or `give_up_slots`.
@@ -134,7 +134,7 @@ class Fences:
 class SessionSlots:
     """The slots of one session of this broker."""
 
-    _tenure: Tenure
+    _session: RenewedSession
     _view: RegistryView
     _owner: SlotOwner
     _fences: Fences
@@ -152,13 +152,13 @@ class SessionSlots:
 
     def reconcile(self, slot_map: SlotMap, decided: Plan) -> tuple[SlotMap, Sequence[Work]]:
         """The slot map to write, and the work to start. Raises `SessionOver`."""
-        mine = slot_map.of(self._tenure.session_id)
+        mine = slot_map.of(self._session.session_id)
         self._see_what_was_lost(mine)
         actions = self._see_what_is_ours(mine, decided)
         claimed, fences = self._see_what_is_free(slot_map, decided)
         wanted = slot_map.release(
-            sorted(_picked(actions, SlotAction.HAND_OVER)), self._tenure.session_id
-        ).claim(sorted(_picked(actions, SlotAction.CLAIM)) + claimed, self._tenure.session_id)
+            sorted(_picked(actions, SlotAction.HAND_OVER)), self._session.session_id
+        ).claim(sorted(_picked(actions, SlotAction.CLAIM)) + claimed, self._session.session_id)
         opening = self._by_shard(_picked(actions, SlotAction.OPEN))
         giving_up = self._by_shard(_picked(actions, SlotAction.GIVE_UP))
         return wanted, [
@@ -181,7 +181,7 @@ class SessionSlots:
         done = self._in_phases(SlotPhase.DONE)
         gone = [number for number in done if number not in mine]
         if gone:
-            log.info("session %d has handed over %s", self._tenure.session_id, _shown(gone))
+            log.info("session %d has handed over %s", self._session.session_id, _shown(gone))
         self._handed_over.update(gone)
         for number in done:
             del self._held[number]
@@ -222,7 +222,7 @@ class SessionSlots:
         former = Counter(slot_map.slots[number].owner for number in claimed)
         for session_id, count in former.items():
             from_whom = "no session" if session_id == NOBODY else f"session {session_id}"
-            log.info("session %d claims %d slots of %s", self._tenure.session_id, count, from_whom)
+            log.info("session %d claims %d slots of %s", self._session.session_id, count, from_whom)
         return claimed, fences
 
     def _happens(self, number: int, event: SlotEvent) -> SlotAction | None:
@@ -259,7 +259,7 @@ class SessionSlots:
         began_ms = self._view.now_ms()
         event = SlotEvent.OPENED
         try:
-            await self._owner.serve_slots(self._tenure, slots)
+            await self._owner.serve_slots(self._session, slots)
         except EngineError as error:
             log.warning("%s cannot be served yet: %s", _shown(slots), error)
             event = SlotEvent.OPEN_FAILED

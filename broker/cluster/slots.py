@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-from brokerhouse.broker.cluster.session import SessionOver, Tenure
+from brokerhouse.broker.cluster.session import RenewedSession, SessionOver
 from brokerhouse.broker.log.fence import fence
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession
@@ -81,11 +81,11 @@ class Slots:
         engine = self._hosts.of(shard).engine
         await fence(engine, session.session_id, lanes, day, catch_up=engine.expect_foreign_writes)
 
-    async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
+    async def serve_slots(self, session: RenewedSession, slots: Mapping[int, Slot]) -> None:
         wanted = {
             number: slot for number, slot in slots.items() if number not in self._slots.serving
         }
-        await self._write_to_shards_of(wanted.values(), tenure)
+        await self._write_to_shards_of(wanted.values(), session)
         self._slots.owned.update(wanted)
         await self._load_groups_of(wanted)
         async with self._catalog.latest() as topics:
@@ -96,17 +96,17 @@ class Slots:
                 if self._slots.of_partition(topic.topic_id, number) in wanted
             ]
             opened = await self._logs.read(partitions)
-            if tenure.is_over:
+            if session.is_over:
                 raise EngineError("the session ended while its slots were read")
             self._slots.serving.update(wanted)
             self._logs.add(opened)
         log.info("%d slots are served, with %d partitions", len(wanted), len(opened))
 
-    async def _write_to_shards_of(self, slots: Collection[Slot], tenure: Tenure) -> None:
+    async def _write_to_shards_of(self, slots: Collection[Slot], session: RenewedSession) -> None:
         for name in {name for slot in slots for name in slot.shards}:
             host = self._hosts.of(name)
             host.engine.expect_foreign_writes()
-            await host.write_under(tenure)
+            await host.write_under(session)
 
     async def _load_groups_of(self, slots: Mapping[int, Slot]) -> None:
         for name in self._slots.group_shards(slots):

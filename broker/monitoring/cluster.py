@@ -40,8 +40,8 @@ class ClusterMetrics:
 
     async def collect(self) -> Iterable[Metric]:
         session, slots = self._session, self._slots
-        tenure = session.tenure
-        left_ms = 0 if tenure is None else tenure.lease.ends_ms - self._now_ms()
+        current = session.current
+        left_ms = 0 if current is None else current.lease.ends_ms - self._now_ms()
         return [
             gauge(
                 "brokerhouse_cluster_session_valid",

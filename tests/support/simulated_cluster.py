@@ -17,7 +17,7 @@ from typing import Any
 
 from brokerhouse.broker.cluster.ownership import Ownership
 from brokerhouse.broker.cluster.registry_view import RegistryView
-from brokerhouse.broker.cluster.session import OwnSession, Tenure
+from brokerhouse.broker.cluster.session import OwnSession, RenewedSession
 from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.registry import Versioned
@@ -179,7 +179,7 @@ class Server:
             raise EngineError(f"{shard} is away")
         self.fenced.append((session.session_id, shard))
 
-    async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
+    async def serve_slots(self, session: RenewedSession, slots: Mapping[int, Slot]) -> None:
         await _hang_if(self.take_hangs)
         if self.refuses_to_take & slots.keys():
             raise EngineError("cannot be read")

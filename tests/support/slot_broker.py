@@ -48,7 +48,7 @@ class OneBroker:
         self.topics, self.state, self.ids = MemoryRegistry(), MemoryRegistry(), SlowRegistry()
         settings = Settings(lanes=LANES - 1)  # the last one is for small rows
         self.session = own_session(SlotMap.first([(SHARD, range(1))], 1))
-        self.tenure = begin_session(self.session, 1, SHARD)
+        self.current = begin_session(self.session, 1, SHARD)
         shard = embedded_shard(SHARD, engine)
         served = ServedSlots(1, self.session.may_serve)
         self.host = ShardHost(
@@ -68,10 +68,10 @@ class OneBroker:
         self.slots = Slots(served, hosts, self.logs, self.catalog, transactions, 0.2)
 
     async def serve(self, epoch: int = 1) -> None:
-        slot = Slot(self.tenure.session_id, epoch, (SHARD,))
-        await self.slots.serve_slots(self.tenure, {SLOT: slot})
+        slot = Slot(self.current.session_id, epoch, (SHARD,))
+        await self.slots.serve_slots(self.current, {SLOT: slot})
 
     def lose(self) -> None:
         self.session.end()
         self.slots.abandon_slots()
-        self.tenure = begin_session(self.session, self.tenure.session_id + 1, SHARD)
+        self.current = begin_session(self.session, self.current.session_id + 1, SHARD)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from brokerhouse.broker.cluster.session import NEXT_SESSION_KEY, NodeIdTaken, Tenure
+from brokerhouse.broker.cluster.session import NEXT_SESSION_KEY, NodeIdTaken, RenewedSession
 from brokerhouse.storage.registry import Versioned
 from brokerhouse.storage.slot_map import SLOTS_KEY, Slot
 from tests.support.simulated_cluster import (
@@ -69,8 +69,8 @@ def test_the_slots_of_a_killed_broker_are_fenced_before_they_are_taken_over() ->
         await until_async(lambda: cluster.all_served(one, two))
         await asyncio.sleep(5)
         dead, writes_to = one.ownership.session_id, _shards_of(one)
-        assert one.session.tenure is not None
-        lease = one.session.tenure.lease
+        assert one.session.current is not None
+        lease = one.session.current.lease
         await one.kill()
         took_s = await until_async(lambda: cluster.all_served(two))
         assert not lease.valid(int(asyncio.get_running_loop().time() * 1000))
@@ -106,7 +106,7 @@ def test_a_lease_ends_on_time_while_the_registry_hangs_and_a_new_session_follows
         (one,) = await cluster.start(1)
         await until_async(lambda: cluster.all_served(one))
         first = one.ownership.session_id
-        of_the_first = one.session.tenure
+        of_the_first = one.session.current
         assert of_the_first is not None
         one.door.hangs = True
         took_s = await until_async(lambda: not one.ownership.may_serve())
@@ -427,7 +427,7 @@ def test_malformed_rows_of_the_registry_stop_decisions_and_not_the_broker(
 
 def test_an_unexpected_error_in_serving_ends_the_task_and_the_session() -> None:
     class Defective(Server):
-        async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
+        async def serve_slots(self, session: RenewedSession, slots: Mapping[int, Slot]) -> None:
             raise ZeroDivisionError("a defect")
 
     async def scenario(cluster: Cluster) -> None:

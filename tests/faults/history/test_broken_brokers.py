@@ -78,7 +78,7 @@ BREAKS = [
             Change("broker/cluster/leases.py", "return now_ms < self.ends_ms\n", "return True\n"),
             Change(
                 "broker/cluster/ownership.py",
-                "left_ms = tenure.lease.ends_ms - self._view.now_ms()\n",
+                "left_ms = session.lease.ends_ms - self._view.now_ms()\n",
                 "left_ms = 1000\n",
             ),
         ),

@@ -68,7 +68,7 @@ from brokerhouse.broker.transactions.producer_ids import ProducerIds
 from brokerhouse.broker.transactions.transaction_markers import MarkerWriter
 from brokerhouse.common.clock import wall_ms
 from brokerhouse.coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.feeds.tables import ALONE
 from brokerhouse.sql.http.interface import make_app
 from brokerhouse.storage.backup import Backups
@@ -105,7 +105,7 @@ class SingleNode:
         registry = TableRegistry(engine)
         self._engine = engine
         self._decompressions = decompressions(settings)
-        self._slots = slots = ServedSlots.alone()
+        self._slots = slots = OwnSlots.alone()
         tail_cache, session = TailCache(settings.tail_cache_bytes, engine), EndlessSession()
         self._host = ShardHost(
             engine,

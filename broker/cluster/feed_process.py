@@ -34,7 +34,7 @@ from brokerhouse.broker.slots.leadership import SlotLeadership
 from brokerhouse.broker.slots.peers import Peers
 from brokerhouse.common.counted_lines import counted
 from brokerhouse.common.tasks import Outage, Periodic
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.protocol.errors import KafkaError
 from brokerhouse.storage.cluster_sql import SHARD_DATABASE
 from brokerhouse.storage.engine import EngineError
@@ -155,7 +155,7 @@ class FeedProcess:
         self._leadership = SlotLeadership(self._view, _NO_BROKER)
         self._peers = Peers(_NO_BROKER.node_id)
         self._names = FeederNames(registry)
-        no_groups = SlotGroups(ServedSlots(config.slots, lambda: False), {})
+        no_groups = SlotGroups(OwnSlots(config.slots, lambda: False), {})
         self.host = FeedHost(
             registry,
             [

@@ -24,7 +24,6 @@ from brokerhouse.broker.cluster.housekeeping import (
     all_have_read,
     is_topic_housekeeper,
 )
-from brokerhouse.broker.cluster.ownership import Ownership
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.servers import (
     hear_together,
@@ -34,7 +33,8 @@ from brokerhouse.broker.cluster.servers import (
     single_servers,
 )
 from brokerhouse.broker.cluster.session import OwnSession
-from brokerhouse.broker.cluster.slots import Slots
+from brokerhouse.broker.cluster.slot_owner import SlotOwner
+from brokerhouse.broker.cluster.slot_server import SlotServer
 from brokerhouse.broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
 from brokerhouse.broker.feeds.groups import FeedGroups, feeding_instance
 from brokerhouse.broker.feeds.host import FedLogs, FeedHost
@@ -77,7 +77,7 @@ from brokerhouse.broker.transactions.producer_ids import ProducerIds
 from brokerhouse.broker.transactions.transaction_markers import MarkerWriter
 from brokerhouse.common.clock import wall_ms
 from brokerhouse.common.tasks import Periodic
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.storage.clickhouse import ClickHouseServer
 from brokerhouse.storage.cluster_sql import SHARD_DATABASE
 from brokerhouse.storage.engine import EngineError
@@ -129,7 +129,7 @@ class ClusterNode:
         session = OwnSession(view, _identity(endpoint, ttl_ms), first_session_id=wall_ms())
         cache = TailCache(settings.tail_cache_bytes)
         self._decompressions = decompressions(settings)
-        served = ServedSlots(cluster.slots, session.may_serve)
+        served = OwnSlots(cluster.slots, session.may_serve)
         self._hosts = ShardHosts(
             ShardHost(shard, settings, cache, served, session.is_housekeeper, self._decompressions)
             for shard in self._shards
@@ -153,8 +153,8 @@ class ClusterNode:
             for host in self._hosts
         }
         self._transactions = transactions = SlotTransactions(served, coordinators)
-        slots = Slots(served, self._hosts, logs, self._topics, transactions, ttl_ms / 1000)
-        self._ownership = Ownership(view, session, slots)
+        slots = SlotServer(served, self._hosts, logs, self._topics, transactions, ttl_ms / 1000)
+        self._ownership = SlotOwner(view, session, slots)
         expiration_ms = settings.producer_id_expiration_ms
         producer_states = ProducerStates(logs, logs, expiration_ms, wall_ms)
         log_starts = LogStarts(logs, producer_states)

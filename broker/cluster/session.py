@@ -9,7 +9,7 @@ What must hold:
   finds the other alive, stops with `NodeIdTaken`.
 
 Code that finds that the session cannot continue raises `SessionOver` or calls `OwnSession.end`.
-When this happens, and the log line that says why: ownership.py.
+When this happens, and the log line that says why: slot_owner.py.
 """
 
 from __future__ import annotations

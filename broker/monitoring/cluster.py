@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from brokerhouse.broker.cluster.session import OwnSession
 from brokerhouse.broker.monitoring.families import counter, gauge
 from brokerhouse.broker.slots.leadership import SlotLeadership
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 
 
 class ShardState(Protocol):
@@ -26,7 +26,7 @@ class ClusterMetrics:
     def __init__(
         self,
         session: OwnSession,
-        slots: ServedSlots,
+        slots: OwnSlots,
         shards: Sequence[ShardState],
         leadership: SlotLeadership,
         now_ms: Callable[[], int],

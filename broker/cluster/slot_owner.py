@@ -1,8 +1,8 @@
-"""A broker's part in the cluster: it joins, keeps its session and its slots, and leaves.
+"""A broker as an owner of slots: it joins the cluster, keeps its session and its slots, and leaves.
 
 Who decides: broker/cluster/leases.py says what should be done (pure), broker/cluster/slot_phases.py
-what follows for each slot (pure). broker/cluster/session.py keeps the session and
-broker/cluster/reconcile.py the slots; here they meet the clock. What must hold:
+what follows for each slot (pure). broker/cluster/session.py keeps the session, and
+broker/cluster/reconcile.py the phase of each slot; here they meet the clock. What must hold:
 
 * The registry decides, never the outcome of a call: an answer may be lost, and a write may take
   effect later. So the registry is read again after every write, and one (slot, epoch) is served at
@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from brokerhouse.broker.cluster.leases import Plan, plan
-from brokerhouse.broker.cluster.reconcile import Fences, SessionSlots, SlotOwner, Work
+from brokerhouse.broker.cluster.reconcile import Fences, SlotPhases, SlotServing, Work
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.session import OwnSession, RenewedSession, SessionOver
 from brokerhouse.broker.slots.sessions import BrokerSession, SessionState
@@ -39,18 +39,18 @@ _SURELY_NOT_QUIET_MS = 2_000
 """After a change that this broker saw so lately, no other broker has become quiet again."""
 
 
-class Ownership:
-    """Runs the session and the slots of this broker."""
+class SlotOwner:
+    """This broker as an owner of slots: the loops that keep its session and its slots."""
 
     def __init__(
-        self, view: RegistryView, session: OwnSession, owner: SlotOwner, poll_s: float = 0.25
+        self, view: RegistryView, session: OwnSession, server: SlotServing, poll_s: float = 0.25
     ) -> None:
         self._view = view
         self._session = session
-        self._owner = owner
+        self._server = server
         self._poll_s = poll_s
-        self._slots: SessionSlots | None = None
-        self._fences = Fences(view, owner)
+        self._phases: SlotPhases | None = None
+        self._fences = Fences(view, server)
         self._running: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._renew_now = asyncio.Event()
@@ -92,7 +92,7 @@ class Ownership:
         whose broker was killed, is declared dead. Raises `NodeIdTaken` if that broker is alive, and
         `WrongSlots`.
         """
-        self._main = asyncio.create_task(self._run(), name="ownership")
+        self._main = asyncio.create_task(self._run(), name="slot owner")
         began = asyncio.create_task(self._session.has_begun.wait())
         try:
             await asyncio.wait((self._main, began), return_when=asyncio.FIRST_COMPLETED)
@@ -114,10 +114,10 @@ class Ownership:
             return
         self._leaving = True
         self._others_look_often = self._view.has_changed_within(_SURELY_NOT_QUIET_MS)
-        if self._slots is None:
+        if self._phases is None:
             self._has_left.set()
         else:
-            self._slots.begin_to_leave()
+            self._phases.begin_to_leave()
         self._renew_now.set()
         self._view.look_now()
         left = asyncio.create_task(self._has_left.wait())
@@ -152,18 +152,18 @@ class Ownership:
         session = self._session.current
         if session is None:
             return
-        if self._slots is not None and self._slots.held:
-            count = len(self._slots.held)
+        if self._phases is not None and self._phases.slots:
+            count = len(self._phases.slots)
             log.error("session %d has lost %d slots: %s", session.session_id, count, why)
         else:
             log.warning("session %d is over: %s", session.session_id, why)
         self._session.end()
-        self._slots = None
+        self._phases = None
         for task in self._running:
             task.cancel()
             self._ending.add(task)
         self._fences.stop()
-        self._owner.abandon_slots()
+        self._server.abandon_slots()
         if self._leaving:
             self._has_left.set()
 
@@ -206,7 +206,7 @@ class Ownership:
             if session.is_over:
                 continue
             try:
-                await self._session.renew(session, self._owner, leaving=self._leaving)
+                await self._session.renew(session, self._server, leaving=self._leaving)
             except SessionOver as over:
                 self._end(str(over))
             except EngineError as error:
@@ -239,15 +239,15 @@ class Ownership:
         await self._view.follow()
         self._session.check_not_declared_dead()
         self._fences.forget_gone()
-        session, slots = self._session.current, self._slots
+        session, phases = self._session.current, self._phases
         decided = self._decided()
         for session_id in decided.dead:
             await self._view.declare_dead(session_id, "not renewed in time")
-        if session is None or slots is None:
+        if session is None or phases is None:
             await self._begin()
         elif not session.is_over:
             self._session.check_no_older_twin()
-            await self._follow_the_map(session, slots, decided)
+            await self._follow_the_map(session, phases, decided)
 
     def _decided(self) -> Plan:
         view = self._view
@@ -258,8 +258,8 @@ class Ownership:
             view.sessions,
             # Owners without a row as well.
             [one for one in view.sessions.keys() | view.owners() if view.is_silent(one)],
-            self._owner.reachable_shards(),
-            [] if self._slots is None else self._slots.releasing,
+            self._server.reachable_shards(),
+            [] if self._phases is None else self._phases.releasing,
         )
         return decided if self._others_expect_slots() else replace(decided, release=())
 
@@ -284,16 +284,16 @@ class Ownership:
     async def _begin(self) -> None:
         if self._leaving or self._ending:
             return
-        session = await self._session.begin(self._owner)
+        session = await self._session.begin(self._server)
         if session is not None:
-            self._slots = SessionSlots(session, self._view, self._owner, self._fences)
+            self._phases = SlotPhases(session, self._view, self._server, self._fences)
 
     async def _follow_the_map(
-        self, session: RenewedSession, slots: SessionSlots, decided: Plan
+        self, session: RenewedSession, phases: SlotPhases, decided: Plan
     ) -> None:
         slot_map = self._view.slot_map
         assert slot_map is not None
-        wanted, work = slots.reconcile(slot_map, decided)
+        wanted, work = phases.reconcile(slot_map, decided)
         for one in work:
             self._start(session, one)
         must_settle = self._leaving and self._view.has_unsettled_write
@@ -304,20 +304,22 @@ class Ownership:
                 # The map is known to be the latest, and none of these can write it any more: they
                 # were over before. So nothing will ever ask for their rows.
                 await self._view.delete_sessions(decided.forget)
-        if self._leaving and not session.is_over and self._is_empty(session, slots):
+        if self._leaving and not session.is_over and self._is_empty(session, phases):
             self._has_left.set()
 
-    def _is_empty(self, session: RenewedSession, slots: SessionSlots) -> bool:
+    def _is_empty(self, session: RenewedSession, phases: SlotPhases) -> bool:
         """Whether this leaving broker has handed over all its slots, and others own them."""
         slot_map = self._view.slot_map
         assert slot_map is not None
-        if not session.others_know_that_it_leaves or slots.held or slot_map.of(session.session_id):
+        if phases.slots or slot_map.of(session.session_id):
+            return False
+        if not session.others_know_that_it_leaves:
             return False
         if self._view.has_unsettled_write:
             return False  # a pending claim must not take effect after this broker has left
         others = any(one.state is SessionState.LIVE for one in self._view.sessions.values())
-        reachable = set(self._owner.reachable_shards())
-        waiting = slots.handed_over_to_nobody(slot_map)
+        reachable = set(self._server.reachable_shards())
+        waiting = phases.handed_over_to_nobody(slot_map)
         return not (others and any(reachable.issuperset(slot.shards) for slot in waiting))
 
     def _start(self, session: RenewedSession, work: Work) -> None:

@@ -157,7 +157,7 @@ class Chaos:
         broker = self.cluster.broker(node_id, writer, rate=self.chance.uniform(0.98, 1.02))
         self.running[node_id] = broker
         broker.door.gate = writer.goes_on
-        await broker.ownership.join()
+        await broker.owner.join()
 
     async def one_fault(self, node_id: int) -> None:
         broker = self.running[node_id]
@@ -172,7 +172,7 @@ class Chaos:
             writer.abandon_slots()
             await self.start(node_id)
         elif fault == "leave":
-            await broker.ownership.leave()
+            await broker.owner.leave()
             await self.start(node_id)
         elif fault == "pause":
             writer.goes_on.clear()

@@ -1,6 +1,6 @@
-"""What this broker does with its slots: it opens and closes logs, groups and transactional ids.
+"""Serves the slots of this broker: opens and closes their logs, groups and transactional ids.
 
-`Slots` is the `SlotOwner` of broker/cluster/reconcile.py. What must hold:
+`SlotServer` is the `SlotServing` of broker/cluster/reconcile.py. What must hold:
 
 * A slot is served only between the end of `serve_slots` and the start of `give_up_slots` or
   `abandon_slots`, and only by appenders of the session that owns it.
@@ -23,7 +23,7 @@ from brokerhouse.broker.slots.slot_logs import SlotLogs
 from brokerhouse.broker.slots.transactions import SlotTransactions
 from brokerhouse.broker.topics.watched_topics import WatchedTopics
 from brokerhouse.common.clock import DAY_MS, wall_ms
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.protocol.errors import NotLeaderOrFollower
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.slot_map import Slot
@@ -34,12 +34,12 @@ _FAILED_LATELY_MS = 600_000
 """For how long `brokerhouse check` shows that a server has failed."""
 
 
-class Slots:
-    """The slots of this broker: their logs, and the groups and transactional ids in them."""
+class SlotServer:
+    """Opens and closes the logs of slots, and the groups and transactional ids in them."""
 
     def __init__(
         self,
-        slots: ServedSlots,
+        slots: OwnSlots,
         hosts: ShardHosts,
         logs: SlotLogs,
         catalog: WatchedTopics,
@@ -57,7 +57,7 @@ class Slots:
         self._transactions = transactions
         self._patience_s = patience_s
 
-    # SlotOwner
+    # SlotServing
 
     def report(self) -> BrokerReport:
         floors = {host.name: host.floor_ms() for host in self._hosts}

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from aiohttp import web
 
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.fetch_sessions import FetchSessions
-from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.led_partitions import LedPartitions
 from brokerhouse.broker.log.block import Appending
 from brokerhouse.broker.log.log_starts import LogStarts

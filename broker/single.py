@@ -21,6 +21,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from brokerhouse.broker.backup_socket import ControlSocket
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.feeds.groups import FeedGroups, feeding_instance
 from brokerhouse.broker.feeds.host import FedLogs, FeedHost, embedded_store
 from brokerhouse.broker.feeds.running import TableFeeds
@@ -29,7 +30,6 @@ from brokerhouse.broker.from_settings import (
     journal_limits,
     transaction_coordinator,
 )
-from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.log.log_starts import LogStarts
 from brokerhouse.broker.log.producer_states import ProducerStates, ProducerStateSweep
 from brokerhouse.broker.log.reclaim import Reclaim

@@ -24,10 +24,10 @@ from brokerhouse.broker.cluster.config import ClusterConfig
 from brokerhouse.broker.cluster.feeds import shard_store
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.servers import layout, registry_of, single_servers
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.feeds.groups import FeedGroups
 from brokerhouse.broker.feeds.host import FeedHost, FeedPartition
 from brokerhouse.broker.feeds.running import TableFeeds
-from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.settings.config import Settings, schema_registry_url
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.broker.slots.leadership import SlotLeadership

@@ -36,11 +36,11 @@ from brokerhouse.broker.cluster.session import OwnSession
 from brokerhouse.broker.cluster.slot_owner import SlotOwner
 from brokerhouse.broker.cluster.slot_server import SlotServer
 from brokerhouse.broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.feeds.groups import FeedGroups, feeding_instance
 from brokerhouse.broker.feeds.host import FedLogs, FeedHost
 from brokerhouse.broker.feeds.running import TableFeeds
 from brokerhouse.broker.from_settings import decompressions, transaction_coordinator
-from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.log.log_starts import LogStarts
 from brokerhouse.broker.log.producer_states import ProducerStates
 from brokerhouse.broker.log.removals import Removals

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from brokerhouse.broker.leadership import NO_NODE, BrokerEndpoint, Leader
+from brokerhouse.broker.endpoints import NO_NODE, BrokerEndpoint, Leader
 from brokerhouse.broker.slots.sessions import LATELY_MS, BrokerSession, LatelyAlive
 from brokerhouse.coordinator.messages import OFFSETS_TOPIC_ID
 from brokerhouse.coordinator.slots import OwnSlots

@@ -21,7 +21,7 @@ from kafka.protocol.producer import (
     WriteTxnMarkersResponse,
 )
 
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.broker.slots.leadership import SlotLeadership
 from brokerhouse.broker.slots.peers import Peers

@@ -9,9 +9,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.feeds.groups import FeedGroups
 from brokerhouse.broker.feeds.host import FeedHost, FeedPartition, FeedSessions, embedded_store
-from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.broker.slots.leadership import SlotLeadership
 from brokerhouse.coordinator.slots import OwnSlots

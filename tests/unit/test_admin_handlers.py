@@ -21,7 +21,7 @@ from brokerhouse.broker.api import (
 from brokerhouse.broker.api.config_resources import ResourceType
 from brokerhouse.broker.api.context import RequestContext
 from brokerhouse.broker.api.refusals import as_kafka_error
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.memory import ResponseMemory
 from brokerhouse.broker.monitoring.request_counts import RequestCounts
 from brokerhouse.broker.node import Broker

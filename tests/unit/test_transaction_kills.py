@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.log.block import Appended, Outcome, PendingAppend, build_block
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.producers import ProducerEntry

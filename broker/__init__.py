@@ -4,7 +4,7 @@
   embedded engine, cluster/node.py on shards; from_settings.py makes parts that both need; node.py
   is what request handlers reach.
 * backup_socket.py: the socket that `brokerhouse backup` connects to.
-* leadership.py: brokers and leaders, as clients see them; led_partitions.py: the log of a
+* endpoints.py: brokers and leaders, as clients see them; led_partitions.py: the log of a
   partition, or NOT_LEADER_OR_FOLLOWER.
 * memory.py: what requests and responses hold; fetch_sessions.py.
 

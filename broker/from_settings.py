@@ -19,7 +19,7 @@ from brokerhouse.coordinator.hosted_transactions import HostedTransactions, Mark
 from brokerhouse.coordinator.membership import SharedCache
 from brokerhouse.coordinator.offsets import CommittedOffsets
 from brokerhouse.coordinator.pending_offsets import PendingOffsets
-from brokerhouse.coordinator.slots import Duties, ServedSlots
+from brokerhouse.coordinator.slots import Duties, OwnSlots
 from brokerhouse.coordinator.transactions import FreshIds, TransactionCoordinator, TransactionLimits
 from brokerhouse.storage.engine import Engine
 from brokerhouse.storage.journal import JournalLimits
@@ -58,7 +58,7 @@ def transaction_coordinator(
     settings: Settings,
     engine: Engine,
     rows: RowLane,
-    slots: ServedSlots,
+    slots: OwnSlots,
     markers: Markers,
     producer_ids: FreshIds,
 ) -> TransactionCoordinator:

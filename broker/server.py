@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import uvloop
 from aiohttp import web
 
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.monitoring.families import MetricSource
 from brokerhouse.broker.monitoring.health import Health
 from brokerhouse.broker.monitoring.pages import MonitoringPages

@@ -47,7 +47,7 @@ from brokerhouse.broker.topics.topic_cleanup import TopicCleanup
 from brokerhouse.broker.topics.topic_store import TopicTable
 from brokerhouse.common.clock import wall_ms
 from brokerhouse.coordinator.messages import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.feeds.tables import ALONE
 from brokerhouse.sql.http.interface import make_app
 from brokerhouse.storage.backup import Backups

@@ -21,7 +21,7 @@ from uuid import UUID
 from brokerhouse.common.clock import Clock
 from brokerhouse.common.counted_lines import counted
 from brokerhouse.common.tasks import Backoff
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.coordinator.tables import TRANSACTIONS
 from brokerhouse.coordinator.transaction_states import (
     NOT_STARTED,
@@ -76,7 +76,7 @@ class HostedTransactions:
         engine: Engine,
         rows: RowLane,
         node_id: int,
-        slots: ServedSlots,
+        slots: OwnSlots,
         markers: Markers,
         clock: Clock,
     ) -> None:

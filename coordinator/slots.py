@@ -1,11 +1,11 @@
-"""Which slots this broker's session owns, and which of them it serves.
+"""The slots that this broker owns, and which of them it serves.
 
 A group, and a transactional id, belongs to a slot; its rows are on the slot's first shard. The
-owner of the slot is its coordinator. A slot is owned from the start of `Slots.serve_slots`
-(broker/cluster/slots.py) on, and served from its end on. Logs and groups are open only in slots
-that are served.
+owner of the slot is its coordinator. A slot is owned from the start of `SlotServer.serve_slots`
+(broker/cluster/slot_server.py) on, and served from its end on. Logs and groups are open only in
+slots that are served.
 
-A single broker owns and serves every slot, under a session that never ends: `ServedSlots.alone`.
+A single broker owns and serves every slot, under a session that never ends: `OwnSlots.alone`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Duties:
     """Whether it serves every slot: no other broker stores anything that has to be read."""
 
 
-class ServedSlots:
+class OwnSlots:
+    """The slots of this broker: `owned` by its session, and those of them that it is `serving`."""
+
     def __init__(
         self,
         count: int,
@@ -66,7 +68,7 @@ class ServedSlots:
         self.of_group = of_group or partial(slot_of_group, slots=count)
 
     @classmethod
-    def alone(cls) -> ServedSlots:
+    def alone(cls) -> OwnSlots:
         """The slots of a single broker: the groups of each are those of a partition in Kafka."""
         slots = cls(_KAFKA_PARTITIONS, always, kafka_partition)
         one = Slot(_ENDLESS_SESSION, FIRST_EPOCH, (EMBEDDED,))

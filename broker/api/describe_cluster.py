@@ -12,7 +12,7 @@ from kafka.protocol.admin import DescribeClusterRequest, DescribeClusterResponse
 
 from brokerhouse.broker.api.context import Api, RequestContext
 from brokerhouse.broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.protocol.errors import KafkaError, MismatchedEndpointType, UnsupportedEndpointType
 
 _BROKERS = 1

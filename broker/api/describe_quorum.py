@@ -20,7 +20,7 @@ from uuid import UUID
 from kafka.protocol.admin import DescribeQuorumRequest, DescribeQuorumResponse
 
 from brokerhouse.broker.api.context import Api, RequestContext
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.common.clock import wall_ms
 from brokerhouse.protocol.errors import UnknownTopicOrPartition
 

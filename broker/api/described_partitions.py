@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from brokerhouse.broker.leadership import NO_NODE, Leader
+from brokerhouse.broker.endpoints import NO_NODE, Leader
 from brokerhouse.broker.log.topic import Topic
 from brokerhouse.broker.topics import topic_names
 from brokerhouse.protocol.errors import LeaderNotAvailable

@@ -22,7 +22,7 @@ from brokerhouse.broker.api.topic_lookup import (
     find_readable_topic,
     readable_topics,
 )
-from brokerhouse.broker.leadership import NO_NODE
+from brokerhouse.broker.endpoints import NO_NODE
 from brokerhouse.protocol.errors import (
     ElectionNotNeeded,
     InvalidRequest,

@@ -18,7 +18,7 @@ from enum import IntEnum
 from kafka.protocol.metadata import FindCoordinatorRequest, FindCoordinatorResponse
 
 from brokerhouse.broker.api.context import Api, RequestContext
-from brokerhouse.broker.leadership import NO_NODE, BrokerEndpoint
+from brokerhouse.broker.endpoints import NO_NODE, BrokerEndpoint
 from brokerhouse.protocol.errors import CoordinatorNotAvailable, InvalidRequest, KafkaError
 
 _NOBODY = BrokerEndpoint(NO_NODE, "", -1)

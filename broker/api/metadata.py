@@ -28,7 +28,7 @@ from brokerhouse.broker.api.described_partitions import described_partitions, de
 from brokerhouse.broker.api.new_topics import check_new_name
 from brokerhouse.broker.api.operations import CLUSTER_OPERATIONS, NOT_ASKED, TOPIC_OPERATIONS
 from brokerhouse.broker.api.topic_lookup import NO_ID, find_topic, readable_topic, readable_topics
-from brokerhouse.broker.leadership import Leader
+from brokerhouse.broker.endpoints import Leader
 from brokerhouse.broker.log.topic import Topic
 from brokerhouse.broker.topics import topic_names
 from brokerhouse.broker.topics.catalog import MAX_NEW_PARTITIONS

@@ -24,17 +24,17 @@ from brokerhouse.broker.cluster.config import ClusterConfig
 from brokerhouse.broker.cluster.feeds import shard_store
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.servers import layout, registry_of, single_servers
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.feeds.groups import FeedGroups
 from brokerhouse.broker.feeds.host import FeedHost, FeedPartition
 from brokerhouse.broker.feeds.running import TableFeeds
-from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.settings.config import Settings, schema_registry_url
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.broker.slots.leadership import SlotLeadership
 from brokerhouse.broker.slots.peers import Peers
 from brokerhouse.common.counted_lines import counted
 from brokerhouse.common.tasks import Outage, Periodic
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.protocol.errors import KafkaError
 from brokerhouse.storage.cluster_sql import SHARD_DATABASE
 from brokerhouse.storage.engine import EngineError
@@ -155,7 +155,7 @@ class FeedProcess:
         self._leadership = SlotLeadership(self._view, _NO_BROKER)
         self._peers = Peers(_NO_BROKER.node_id)
         self._names = FeederNames(registry)
-        no_groups = SlotGroups(ServedSlots(config.slots, lambda: False), {})
+        no_groups = SlotGroups(OwnSlots(config.slots, lambda: False), {})
         self.host = FeedHost(
             registry,
             [

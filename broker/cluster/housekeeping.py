@@ -45,7 +45,7 @@ _ABSENT_FOR_S = 60.0
 
 
 class Known(Protocol):
-    """What this broker has read from the registry: broker/cluster/ownership.py."""
+    """What this broker has read from the registry: `SlotOwner` (broker/cluster/slot_owner.py)."""
 
     @property
     def session_id(self) -> int: ...
@@ -60,19 +60,19 @@ class Known(Protocol):
 class _AppendTimes:
     """`AppendTimes` of a shard: every broker that writes there must promise."""
 
-    def __init__(self, host: ShardHost, ownership: Known) -> None:
+    def __init__(self, host: ShardHost, owner: Known) -> None:
         self._host = host
-        self._ownership = ownership
+        self._owner = owner
 
     async def no_row_before(self, time_ms: int) -> None:
         await self._host.no_row_before(time_ms)
-        sessions, shard = self._ownership.sessions, self._host.name
+        sessions, shard = self._owner.sessions, self._host.name
         for session in sessions.values():
-            if session.session_id == self._ownership.session_id:
+            if session.session_id == self._owner.session_id:
                 continue
             if not session.is_over and session.append_floors.get(shard, 0) < time_ms:
                 raise NotYet(f"broker {session.node_id} may still write into those minutes")
-        slot_map = self._ownership.slot_map
+        slot_map = self._owner.slot_map
         for slot in () if slot_map is None else slot_map.slots:
             owner = sessions.get(slot.owner)
             if slot.writes_to == shard and slot.owner and (owner is None or owner.is_over):
@@ -84,20 +84,20 @@ class Housekeeping:
 
     def __init__(
         self,
-        ownership: Known,
+        owner: Known,
         catalog: WatchedTopics,
         hosts: ShardHosts,
         sweep_every_ms: int,
         producer_id_expiration_ms: int,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:
-        self._ownership = ownership
+        self._owner = owner
         self._catalog = catalog
         self._hosts = hosts
         self._rollups = {
             host.name: Rollup(
                 host.engine,
-                _AppendTimes(host, ownership),
+                _AppendTimes(host, owner),
                 clock_ms,
                 PartRows(host.engine, partial(self._blocks, host.name)),
                 late_ms=_PROMISES_LATE_MS,
@@ -143,7 +143,7 @@ class Housekeeping:
 
     def _blocks(self, shard: str) -> list[tuple[int, tuple[int, ...]]]:
         """How many blocks each session has stored there, by what the brokers report."""
-        sessions = self._ownership.sessions.values()
+        sessions = self._owner.sessions.values()
         return sorted((one.session_id, one.lanes.get(shard, ())) for one in sessions)
 
     async def _sweep(self, host: ShardHost) -> None:

@@ -23,7 +23,6 @@ from brokerhouse.broker.cluster.housekeeping import (
     all_have_read,
     is_topic_housekeeper,
 )
-from brokerhouse.broker.cluster.ownership import Ownership
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.servers import (
     hear_together,
@@ -33,7 +32,8 @@ from brokerhouse.broker.cluster.servers import (
     single_servers,
 )
 from brokerhouse.broker.cluster.session import OwnSession
-from brokerhouse.broker.cluster.slots import Slots
+from brokerhouse.broker.cluster.slot_owner import SlotOwner
+from brokerhouse.broker.cluster.slot_server import SlotServer
 from brokerhouse.broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
 from brokerhouse.broker.from_settings import decompressions
 from brokerhouse.broker.leadership import BrokerEndpoint
@@ -52,7 +52,7 @@ from brokerhouse.broker.topics.topic_cleanup import TopicCleanup
 from brokerhouse.broker.topics.watched_topics import topic_watch
 from brokerhouse.common.clock import wall_ms
 from brokerhouse.common.tasks import Periodic
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.storage.clickhouse import ClickHouseServer
 from brokerhouse.storage.cluster_sql import SHARD_DATABASE
 from brokerhouse.storage.engine import EngineError

@@ -1,8 +1,8 @@
-"""Brings this broker's slots in line with the slot map, and works out the next slot map.
+"""Brings the slots of this broker in line with the slot map, and works out the next slot map.
 
-One direction: `SessionSlots.reconcile` looks at the map and at the plan (broker/cluster/leases.py),
+One direction: `SlotPhases.reconcile` looks at the map and at the plan (broker/cluster/leases.py),
 asks the tables of broker/cluster/slot_phases.py what follows, and returns the map to write and the
-work to start. The work calls the `SlotOwner`; how it ended is an event of the same tables.
+work to start. The work calls `SlotServing`; how it ended is an event of the same tables.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Protocol
 
 from brokerhouse.broker.cluster.leases import Plan
 from brokerhouse.broker.cluster.registry_view import RegistryView
-from brokerhouse.broker.cluster.session import SessionOver, Tenure
+from brokerhouse.broker.cluster.session import RenewedSession, SessionOver
 from brokerhouse.broker.cluster.slot_phases import (
     FenceAction,
     FenceEvent,
@@ -45,8 +45,10 @@ _WHY_LOST = {
 Work = Callable[[], Coroutine[None, None, None]]
 
 
-class SlotOwner(Protocol):
-    """Serves the slots. `EngineError` is expected; any other error but `SessionOver` is a bug."""
+class SlotServing(Protocol):
+    """Opens and closes slots. `EngineError` is expected; any error but that and `SessionOver` is a
+    bug.
+    """
 
     def report(self) -> BrokerReport:
         """What the other brokers should know; called right before each renewal."""
@@ -57,7 +59,7 @@ class SlotOwner(Protocol):
     async def fence_session(self, session: BrokerSession, shard: str) -> None:
         """No insert of a dead session is stored on this shard any more. Raises `EngineError`."""
 
-    async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
+    async def serve_slots(self, session: RenewedSession, slots: Mapping[int, Slot]) -> None:
         """Start serving slots that this session owns. All write to the same shard.
 
         If it raises `EngineError`, it serves none of them, and is called again, or `give_up_slots`.
@@ -75,8 +77,8 @@ class SlotOwner(Protocol):
 
 
 @dataclass(slots=True)
-class _Held:
-    """A slot under one epoch of this session, from the first look at it to the last."""
+class _OwnSlot:
+    """A slot that the session owns under one epoch, from the first look at it to the last."""
 
     slot: Slot
     phase: SlotPhase = SlotPhase.NEW
@@ -92,9 +94,9 @@ class _Fence:
 class Fences:
     """Which dead sessions are fenced on which shards. Outlives sessions of this broker."""
 
-    def __init__(self, view: RegistryView, owner: SlotOwner) -> None:
+    def __init__(self, view: RegistryView, server: SlotServing) -> None:
         self._view = view
-        self._owner = owner
+        self._server = server
         self._fences: dict[tuple[int, str], _Fence] = {}
 
     def want(self, session_id: int, shard: str) -> FenceAction | None:
@@ -110,7 +112,7 @@ class Fences:
         fence = self._fences[session.session_id, shard]
         event = FenceEvent.FAILED
         try:
-            await self._owner.fence_session(session, shard)
+            await self._server.fence_session(session, shard)
         except EngineError as error:
             log.warning("session %d cannot be fenced on %s: %s", session.session_id, shard, error)
         else:
@@ -131,20 +133,20 @@ class Fences:
 
 
 @dataclass(slots=True, eq=False)
-class SessionSlots:
-    """The slots of one session of this broker."""
+class SlotPhases:
+    """The slots that one session of this broker owns, each with its phase."""
 
-    _tenure: Tenure
+    _session: RenewedSession
     _view: RegistryView
-    _owner: SlotOwner
+    _server: SlotServing
     _fences: Fences
-    _held: dict[int, _Held] = field(default_factory=dict, init=False)
+    _slots: dict[int, _OwnSlot] = field(default_factory=dict, init=False)
     _handed_over: set[int] = field(default_factory=set, init=False)
 
     @property
-    def held(self) -> Collection[int]:
+    def slots(self) -> Collection[int]:
         """Slots that are served, being opened or being given up."""
-        return self._held.keys()
+        return self._slots.keys()
 
     @property
     def releasing(self) -> list[int]:
@@ -152,13 +154,13 @@ class SessionSlots:
 
     def reconcile(self, slot_map: SlotMap, decided: Plan) -> tuple[SlotMap, Sequence[Work]]:
         """The slot map to write, and the work to start. Raises `SessionOver`."""
-        mine = slot_map.of(self._tenure.session_id)
+        mine = slot_map.of(self._session.session_id)
         self._see_what_was_lost(mine)
         actions = self._see_what_is_ours(mine, decided)
         claimed, fences = self._see_what_is_free(slot_map, decided)
         wanted = slot_map.release(
-            sorted(_picked(actions, SlotAction.HAND_OVER)), self._tenure.session_id
-        ).claim(sorted(_picked(actions, SlotAction.CLAIM)) + claimed, self._tenure.session_id)
+            sorted(_picked(actions, SlotAction.HAND_OVER)), self._session.session_id
+        ).claim(sorted(_picked(actions, SlotAction.CLAIM)) + claimed, self._session.session_id)
         opening = self._by_shard(_picked(actions, SlotAction.OPEN))
         giving_up = self._by_shard(_picked(actions, SlotAction.GIVE_UP))
         return wanted, [
@@ -171,32 +173,32 @@ class SessionSlots:
         ]
 
     def _see_what_was_lost(self, mine: Mapping[int, Slot]) -> None:
-        for number, held in self._held.items():
+        for number, own in self._slots.items():
             if number not in mine:
                 self._happens(number, SlotEvent.NOT_OURS)
-            elif mine[number].epoch > held.slot.epoch:
+            elif mine[number].epoch > own.slot.epoch:
                 self._happens(number, SlotEvent.NEW_EPOCH)
-            elif mine[number].epoch < held.slot.epoch:
+            elif mine[number].epoch < own.slot.epoch:
                 self._happens(number, SlotEvent.OLD_EPOCH)
         done = self._in_phases(SlotPhase.DONE)
         gone = [number for number in done if number not in mine]
         if gone:
-            log.info("session %d has handed over %s", self._tenure.session_id, _shown(gone))
+            log.info("session %d has handed over %s", self._session.session_id, _shown(gone))
         self._handed_over.update(gone)
         for number in done:
-            del self._held[number]
+            del self._slots[number]
 
     def _see_what_is_ours(
         self, mine: Mapping[int, Slot], decided: Plan
     ) -> Mapping[int, SlotAction | None]:
         actions: dict[int, SlotAction | None] = {}
         for number, slot in mine.items():
-            held = self._held.setdefault(number, _Held(slot))
+            own = self._slots.setdefault(number, _OwnSlot(slot))
             if number in decided.release:
                 event = SlotEvent.RELEASE
             elif slot.behind:
                 event = SlotEvent.MOVED
-            elif held.phase is SlotPhase.REFUSED and self._view.now_ms() >= held.retry_ms:
+            elif own.phase is SlotPhase.REFUSED and self._view.now_ms() >= own.retry_ms:
                 event = SlotEvent.RETRY_DUE
             else:
                 event = SlotEvent.KEEP
@@ -222,19 +224,19 @@ class SessionSlots:
         former = Counter(slot_map.slots[number].owner for number in claimed)
         for session_id, count in former.items():
             from_whom = "no session" if session_id == NOBODY else f"session {session_id}"
-            log.info("session %d claims %d slots of %s", self._tenure.session_id, count, from_whom)
+            log.info("session %d claims %d slots of %s", self._session.session_id, count, from_whom)
         return claimed, fences
 
     def _happens(self, number: int, event: SlotEvent) -> SlotAction | None:
         """Raises `SessionOver`."""
-        held = self._held[number]
-        held.phase, action = after_event(held.phase, event)
+        own = self._slots[number]
+        own.phase, action = after_event(own.phase, event)
         if action is SlotAction.END_SESSION:
             raise SessionOver(_WHY_LOST[event].format(number))
         return action
 
     def _in_phases(self, *phases: SlotPhase) -> list[int]:
-        return [number for number, held in self._held.items() if held.phase in phases]
+        return [number for number, own in self._slots.items() if own.phase in phases]
 
     def begin_to_leave(self) -> None:
         """From now on, a slot that is handed over must find an owner before this broker stops."""
@@ -249,7 +251,7 @@ class SessionSlots:
         """The slots grouped by shard, so that a slow shard does not delay the others."""
         found: dict[str, dict[int, Slot]] = {}
         for number in numbers:
-            slot = self._held[number].slot
+            slot = self._slots[number].slot
             found.setdefault(slot.writes_to, {})[number] = slot
         return list(found.values())
 
@@ -259,18 +261,18 @@ class SessionSlots:
         began_ms = self._view.now_ms()
         event = SlotEvent.OPENED
         try:
-            await self._owner.serve_slots(self._tenure, slots)
+            await self._server.serve_slots(self._session, slots)
         except EngineError as error:
             log.warning("%s cannot be served yet: %s", _shown(slots), error)
             event = SlotEvent.OPEN_FAILED
         else:
             log.info("serving %s after %d ms", _shown(slots), self._view.now_ms() - began_ms)
         for number in slots:
-            self._held[number].retry_ms = self._view.now_ms() + _RETRY_MS
+            self._slots[number].retry_ms = self._view.now_ms() + _RETRY_MS
             self._happens(number, event)
 
     async def _give_up(self, slots: Mapping[int, Slot]) -> None:
-        await self._owner.give_up_slots(list(slots))
+        await self._server.give_up_slots(list(slots))
         for number in slots:
             self._happens(number, SlotEvent.HAS_GIVEN_UP)
 

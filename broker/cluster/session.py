@@ -9,7 +9,7 @@ What must hold:
   finds the other alive, stops with `NodeIdTaken`.
 
 Code that finds that the session cannot continue raises `SessionOver` or calls `OwnSession.end`.
-When this happens, and the log line that says why: ownership.py.
+When this happens, and the log line that says why: slot_owner.py.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class Reporter(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Tenure:
+class RenewedSession:
     """One session of this broker, from its start to its end.
 
-    An object that may outlive its session keeps the tenure: an insert of an old session must not be
-    answered under a new one.
+    Code that may outlive the session keeps this object and does not ask for the current session: an
+    insert of an old session must not be answered under a new one.
     """
 
     view: RegistryView
@@ -104,7 +104,7 @@ class OwnSession:
         any id that an earlier registry, now lost, can have assigned: engines would drop the blocks
         of a session with an old id as duplicates.
         """
-        self.tenure: Tenure | None = None
+        self.current: RenewedSession | None = None
         self.has_begun = asyncio.Event()
         self.begun = 0
         """How many sessions have begun since the start."""
@@ -117,12 +117,12 @@ class OwnSession:
     @property
     def session_id(self) -> int:
         """0 before the first session and between two."""
-        return 0 if self.tenure is None else self.tenure.session_id
+        return 0 if self.current is None else self.current.session_id
 
     def may_serve(self) -> bool:
         """Whether the current session may serve, by the clock, now. From any thread."""
-        tenure = self.tenure
-        return tenure is not None and tenure.may_serve()
+        session = self.current
+        return session is not None and session.may_serve()
 
     def is_housekeeper(self, shard: str) -> bool:
         """Whether this broker does what one broker has to do for the whole shard."""
@@ -131,7 +131,7 @@ class OwnSession:
 
     # Beginning
 
-    async def begin(self, reporter: Reporter) -> Tenure | None:
+    async def begin(self, reporter: Reporter) -> RenewedSession | None:
         """Register. None: not possible yet; read the registry again, then retry.
 
         Raises `EngineError`, `MalformedState` and `NodeIdTaken`.
@@ -153,16 +153,16 @@ class OwnSession:
             await self._view.ask(self._view.registry.delete(session_key(session_id), found))
             return None
         lease = SessionLease(self._broker.ttl_ms, sent_ms)
-        tenure = Tenure(self._view, row, found, lease, row)
-        if not tenure.may_serve():
+        session = RenewedSession(self._view, row, found, lease, row)
+        if not session.may_serve():
             return None
-        self.tenure = tenure
+        self.current = session
         self.begun += 1
         self.has_begun.set()
         self._view.set_own(row)
         log.info("session %d of node %d has begun", session_id, row.node_id)
         self._view.look_now()
-        return tenure
+        return session
 
     async def _new_session_id(self) -> int | None:
         """None if another broker got this id; an id may be lost, but is never given twice."""
@@ -179,7 +179,7 @@ class OwnSession:
 
     def check_no_older_twin(self) -> None:
         """Raises `NodeIdTaken` if a broker with this node id began before this one and is alive."""
-        if self.tenure is not None and (twin := self._older_twin(self.session_id)) is not None:
+        if self.current is not None and (twin := self._older_twin(self.session_id)) is not None:
             raise self._taken_by(twin)
 
     def _older_twin(self, session_id: int) -> BrokerSession | None:
@@ -219,23 +219,23 @@ class OwnSession:
 
     # Renewing and ending
 
-    async def renew(self, tenure: Tenure, reporter: Reporter, *, leaving: bool) -> None:
+    async def renew(self, session: RenewedSession, reporter: Reporter, *, leaving: bool) -> None:
         """Send a renewal. Raises `EngineError`, and `SessionOver` if others declared it dead."""
         state = SessionState.LEAVING if leaving else SessionState.LIVE
-        tenure.attempt = tenure.attempt.renewed(state, reporter.report())
-        text = tenure.attempt.to_text()
-        tenure.sent_ms[text] = self._view.now_ms()
-        found = await self._view.renew(session_key(tenure.session_id), tenure.at, text)
-        if tenure.is_over or found is None or found.version <= tenure.at.version:
+        session.attempt = session.attempt.renewed(state, reporter.report())
+        text = session.attempt.to_text()
+        session.sent_ms[text] = self._view.now_ms()
+        found = await self._view.renew(session_key(session.session_id), session.at, text)
+        if session.is_over or found is None or found.version <= session.at.version:
             return  # not accepted yet; without a row the lease decides
-        if found.value not in tenure.sent_ms:
+        if found.value not in session.sent_ms:
             raise SessionOver("others have declared it dead")
-        knew = tenure.others_know_that_it_leaves
-        tenure.lease = tenure.lease.renewed(tenure.sent_ms[found.value])
-        tenure.at, tenure.row = found, BrokerSession.from_text(found.value)
-        tenure.sent_ms.clear()
-        self._view.set_own(tenure.row)
-        if tenure.others_know_that_it_leaves and not knew:
+        knew = session.others_know_that_it_leaves
+        session.lease = session.lease.renewed(session.sent_ms[found.value])
+        session.at, session.row = found, BrokerSession.from_text(found.value)
+        session.sent_ms.clear()
+        self._view.set_own(session.row)
+        if session.others_know_that_it_leaves and not knew:
             self._view.look_now()
 
     def check_not_declared_dead(self) -> None:
@@ -245,28 +245,28 @@ class OwnSession:
             raise SessionOver("others have declared it dead")
 
     def end(self) -> None:
-        """The current session is over, at once: `may_serve` of its tenure is false for ever."""
-        if self.tenure is not None:
-            self.tenure.is_over = True
-            self.tenure = None
+        """The current session is over, at once: its `may_serve` is false for ever."""
+        if self.current is not None:
+            self.current.is_over = True
+            self.current = None
             self.has_begun.clear()
             self._view.set_own(None)
             self._view.look_now()
 
-    async def close(self, tenure: Tenure) -> None:
+    async def close(self, session: RenewedSession) -> None:
         """Remove the row of a session that has ended and owns nothing.
 
         A row that stays does no harm: the others declare it dead. Raises `EngineError`.
         """
-        key = session_key(tenure.session_id)
+        key = session_key(session.session_id)
         found = await self._view.ask(self._view.registry.get(key))
-        if found is None or found.value not in {tenure.at.value, *tenure.sent_ms}:
+        if found is None or found.value not in {session.at.value, *session.sent_ms}:
             return
-        closed = tenure.attempt.ended(SessionState.CLOSED).to_text()
+        closed = session.attempt.ended(SessionState.CLOSED).to_text()
         found = await self._view.put(key, found, closed)
         if found is not None and found.value == closed:
             await self._view.ask(self._view.registry.delete(key, found))
-            log.info("session %d is closed", tenure.session_id)
+            log.info("session %d is closed", session.session_id)
 
 
 def housekeeper_of(slot_map: SlotMap, shard: str) -> int | None:

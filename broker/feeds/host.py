@@ -20,7 +20,7 @@ from brokerhouse.broker.log.open_logs import OpenLogs
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.partition_sql import LogName
 from brokerhouse.broker.log.row_sources import source_of_offset
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.feeds.decoding.client import ValueDecoder
 from brokerhouse.feeds.definition import FeedDefinition
 from brokerhouse.feeds.feeder import FeedShard
@@ -65,7 +65,7 @@ class FedPartitions(Protocol):
 class FedLogs:
     """`FedPartitions` of a broker: those that it leads."""
 
-    def __init__(self, logs: OpenLogs, slots: ServedSlots) -> None:
+    def __init__(self, logs: OpenLogs, slots: OwnSlots) -> None:
         self._logs = logs
         self._slots = slots
 

@@ -22,7 +22,7 @@ from kafka.protocol.consumer import (
     SyncGroupResponse,
 )
 
-from brokerhouse.broker.leadership import NO_NODE
+from brokerhouse.broker.endpoints import NO_NODE
 from brokerhouse.broker.slots.leadership import SlotLeadership
 from brokerhouse.broker.slots.peers import Peers
 from brokerhouse.coordinator.messages import (

@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from brokerhouse.broker.cluster.session import OwnSession
 from brokerhouse.broker.monitoring.families import counter, gauge
 from brokerhouse.broker.slots.leadership import SlotLeadership
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 
 
 class ShardState(Protocol):
@@ -26,7 +26,7 @@ class ClusterMetrics:
     def __init__(
         self,
         session: OwnSession,
-        slots: ServedSlots,
+        slots: OwnSlots,
         shards: Sequence[ShardState],
         leadership: SlotLeadership,
         now_ms: Callable[[], int],
@@ -40,8 +40,8 @@ class ClusterMetrics:
 
     async def collect(self) -> Iterable[Metric]:
         session, slots = self._session, self._slots
-        tenure = session.tenure
-        left_ms = 0 if tenure is None else tenure.lease.ends_ms - self._now_ms()
+        current = session.current
+        left_ms = 0 if current is None else current.lease.ends_ms - self._now_ms()
         return [
             gauge(
                 "brokerhouse_cluster_session_valid",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.net.connection import Connection, Connections
 from brokerhouse.broker.net.named_addresses import DEFAULT_LISTENER, NamedAddress
 from brokerhouse.broker.settings.config import Settings

@@ -14,12 +14,12 @@ from brokerhouse.broker.log.block import Sender
 from brokerhouse.broker.transactions.transaction_markers import Marker
 from brokerhouse.coordinator.coordinator import GroupCoordinator
 from brokerhouse.coordinator.messages import OFFSETS_TOPIC, GroupRecord
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.protocol.errors import KafkaError, RequestTimedOut, UnknownTopicOrPartition
 
 
 class SlotGroups:
-    def __init__(self, slots: ServedSlots, coordinators: Mapping[str, GroupCoordinator]) -> None:
+    def __init__(self, slots: OwnSlots, coordinators: Mapping[str, GroupCoordinator]) -> None:
         """`coordinators`: by the name of the shard that has the rows of their groups."""
         self._slots = slots
         self._coordinators = coordinators

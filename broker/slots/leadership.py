@@ -17,15 +17,18 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from brokerhouse.broker.leadership import NO_NODE, BrokerEndpoint, Leader
+from brokerhouse.broker.endpoints import NO_NODE, BrokerEndpoint, Leader
 from brokerhouse.broker.slots.sessions import LATELY_MS, BrokerSession, LatelyAlive
 from brokerhouse.coordinator.messages import OFFSETS_TOPIC_ID
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.storage.slot_map import SlotMap, slot_of_group, slot_of_partition
 
 
-class Slotted(Protocol):
-    """What this broker knows of all slots: `RegistryView` in a cluster, else `UnchangingSlots`."""
+class KnownSlots(Protocol):
+    """What this broker knows of all slots and their owners.
+
+    `RegistryView` in a cluster, else `UnchangingSlots`.
+    """
 
     @property
     def slot_map(self) -> SlotMap | None: ...
@@ -60,21 +63,21 @@ class SlotLeadership:
     """
 
     def __init__(
-        self, ownership: Slotted, own: BrokerEndpoint, only_leader: Leader | None = None
+        self, known: KnownSlots, own: BrokerEndpoint, only_leader: Leader | None = None
     ) -> None:
         """`own`: this broker; it is listed even while it has no session.
 
         `only_leader`: of every partition, for ever. Metadata of 1,000 topics needs no look at their
         slots then.
         """
-        self._ownership = ownership
+        self._known = known
         self._own = own
         self._only_leader = only_leader
 
     @classmethod
     def alone(cls, own: BrokerEndpoint) -> SlotLeadership:
         """That of a single broker."""
-        slots = tuple(ServedSlots.alone().owned.values())
+        slots = tuple(OwnSlots.alone().owned.values())
         owner, epoch = slots[0].owner, slots[0].epoch
         session = BrokerSession(
             owner, own.node_id, own.host, own.port, own.rack, ttl_ms=0, listeners=own.listeners
@@ -86,7 +89,7 @@ class SlotLeadership:
         """Every broker that is alive, by node id."""
         nodes = {
             session.node_id: _node(session)
-            for session_id in self._ownership.sessions
+            for session_id in self._known.sessions
             if (session := self._live(session_id)) is not None
         }
         nodes[self._own.node_id] = self._own
@@ -102,7 +105,7 @@ class SlotLeadership:
         alive = self.brokers()
         if len(alive) > 1:
             return alive
-        lately = self._ownership.lately_alive.sessions(LATELY_MS)
+        lately = self._known.lately_alive.sessions(LATELY_MS)
         nodes = {one.node_id: _node(one) for one in lately} | {one.node_id: one for one in alive}
         return [nodes[node_id] for node_id in sorted(nodes)]
 
@@ -114,14 +117,14 @@ class SlotLeadership:
     @property
     def controller_epoch(self) -> int:
         """At least 1, the same at every broker, and higher once slots have moved."""
-        slot_map = self._ownership.slot_map
+        slot_map = self._known.slot_map
         return 1 + max((slot.epoch for slot in slot_map.slots), default=0) if slot_map else 1
 
     def leader(self, topic_id: UUID, partition: int) -> Leader:
         """The current leader of this partition."""
         if self._only_leader is not None:
             return self._only_leader
-        slot_map = self._ownership.slot_map
+        slot_map = self._known.slot_map
         if slot_map is None:
             return Leader(NO_NODE, 0)
         if topic_id == OFFSETS_TOPIC_ID:
@@ -134,8 +137,8 @@ class SlotLeadership:
 
     def _live(self, session_id: int) -> BrokerSession | None:
         """The session, unless it is over."""
-        session = self._ownership.sessions.get(session_id)
-        if session is None or session.is_over or self._ownership.is_silent(session_id):
+        session = self._known.sessions.get(session_id)
+        if session is None or session.is_over or self._known.is_silent(session_id):
             return None
         return session
 
@@ -153,14 +156,14 @@ class SlotLeadership:
 
     def coordinator(self, key: str) -> BrokerEndpoint | None:
         """The coordinator of a group or of a transactional id; None while there is none."""
-        slot_map = self._ownership.slot_map
+        slot_map = self._known.slot_map
         if slot_map is None:
             return None
         return self.owner_of(slot_of_group(key, len(slot_map.slots)))
 
     def owner_of(self, number: int) -> BrokerEndpoint | None:
         """The coordinator of the groups in a slot."""
-        slot_map = self._ownership.slot_map
+        slot_map = self._known.slot_map
         if slot_map is None or not 0 <= number < len(slot_map.slots):
             return None
         slot = slot_map.slots[number]

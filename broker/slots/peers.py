@@ -19,7 +19,7 @@ from typing import Any
 
 from kafka.protocol.api_message import ApiMessage
 
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.protocol.errors import RequestTimedOut
 
 _TIMEOUT_S = 5.0

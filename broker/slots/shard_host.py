@@ -24,7 +24,7 @@ from brokerhouse.broker.log.write_lease import WriteLease, WritingSession
 from brokerhouse.broker.settings.config import Settings
 from brokerhouse.broker.topics.topic_store import TopicShard
 from brokerhouse.common.clock import wall_ms
-from brokerhouse.coordinator.slots import Duties, ServedSlots
+from brokerhouse.coordinator.slots import Duties, OwnSlots
 from brokerhouse.storage.engine import Engine, EngineError
 from brokerhouse.storage.row_lane import RowLane
 
@@ -60,7 +60,7 @@ class ShardHost:
         engine: ShardEngine,
         settings: Settings,
         cache: TailCache,
-        slots: ServedSlots,
+        slots: OwnSlots,
         is_housekeeper: Callable[[str], bool],
         decompressions: Decompressions,
         stored: ShardRows | None = None,

@@ -33,7 +33,7 @@ from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
 from brokerhouse.broker.transactions.producer_ids import ProducerIds
 from brokerhouse.common.counted_lines import counted
 from brokerhouse.common.tasks import in_turns
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.protocol.errors import NotLeaderOrFollower
 from brokerhouse.storage.engine import Engine, EngineError
 from brokerhouse.storage.row_lane import RowLane, TableRows
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 class SlotLogs(OpenLogs):
     """`OpenLogs` by slots; also `Appending`, `RowSources` and `RowLanes` of these logs."""
 
-    def __init__(self, slots: ServedSlots, hosts: ShardHosts, producer_ids: ProducerIds) -> None:
+    def __init__(self, slots: OwnSlots, hosts: ShardHosts, producer_ids: ProducerIds) -> None:
         super().__init__(slots.may_serve)
         self._slots = slots
         self._hosts = hosts

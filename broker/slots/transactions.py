@@ -21,7 +21,7 @@ from kafka.protocol.producer import (
     WriteTxnMarkersResponse,
 )
 
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.broker.slots.leadership import SlotLeadership
 from brokerhouse.broker.slots.peers import Peers
@@ -29,7 +29,7 @@ from brokerhouse.broker.topics.catalog import TopicCatalog
 from brokerhouse.broker.transactions.transaction_markers import Marker, MarkerWriter
 from brokerhouse.common.clock import wall_ms
 from brokerhouse.coordinator.messages import OFFSETS_TOPIC
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.coordinator.transaction_states import Member, Producer, Transaction, offsets_member
 from brokerhouse.coordinator.transactions import TransactionCoordinator
 from brokerhouse.protocol.errors import (
@@ -47,9 +47,7 @@ _ADD_VERSION, _MARKERS_VERSION = 5, 2
 
 
 class SlotTransactions:
-    def __init__(
-        self, slots: ServedSlots, coordinators: Mapping[str, TransactionCoordinator]
-    ) -> None:
+    def __init__(self, slots: OwnSlots, coordinators: Mapping[str, TransactionCoordinator]) -> None:
         """`coordinators`: by the name of the shard that has the rows of their ids."""
         self._slots = slots
         self._coordinators = coordinators
@@ -119,7 +117,7 @@ class CoordinatorCalls:
 
     def __init__(
         self,
-        slots: ServedSlots,
+        slots: OwnSlots,
         transactions: SlotTransactions,
         leadership: SlotLeadership,
         peers: Peers,
@@ -243,7 +241,7 @@ class MarkersEverywhere:
         self,
         node_id: int,
         here: MarkersHere,
-        slots: ServedSlots,
+        slots: OwnSlots,
         leadership: SlotLeadership,
         peers: Peers,
     ) -> None:

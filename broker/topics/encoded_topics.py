@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from brokerhouse.broker.leadership import Leader
+from brokerhouse.broker.endpoints import Leader
 from brokerhouse.broker.log.topic import Topic
 
 _MAX_BYTES = 16 << 20

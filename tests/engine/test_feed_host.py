@@ -9,12 +9,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.feeds.groups import FeedGroups
 from brokerhouse.broker.feeds.host import FeedHost, FeedPartition, FeedSessions, embedded_store
-from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.broker.slots.leadership import SlotLeadership
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.feeds.blocks import Phase
 from brokerhouse.feeds.feeder import PartitionFeeder
 from brokerhouse.feeds.progress import FeedProgress
@@ -48,7 +48,7 @@ class AllPartitions:
     """`FedPartitions` in the slots of a single broker."""
 
     def __init__(self) -> None:
-        self._slots = ServedSlots.alone()
+        self._slots = OwnSlots.alone()
 
     def of_topics(self, topics: Collection[str]) -> Sequence[FeedPartition]:
         return [Orders(0)]
@@ -82,7 +82,7 @@ async def single(engine: EmbeddedEngine, tmp_path: Path) -> AsyncIterator[Single
         rows = RowLane(journaled, 0, uuid4())
         rows.start()
         leadership = SlotLeadership.alone(BrokerEndpoint(1, "localhost", 9092))
-        groups = FeedGroups("this broker", SlotGroups(ServedSlots.alone(), {}), leadership)
+        groups = FeedGroups("this broker", SlotGroups(OwnSlots.alone(), {}), leadership)
         host = FeedHost(
             TableRegistry(journaled),
             [embedded_store(journaled, rows)],

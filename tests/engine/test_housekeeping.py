@@ -26,7 +26,7 @@ from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
 from brokerhouse.broker.topics.catalog import TopicCatalog
 from brokerhouse.broker.topics.topic_cleanup import TopicCleanup
 from brokerhouse.common.clock import DAY_MS
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.storage.embedded import EmbeddedEngine
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.slot_map import SlotMap
@@ -80,7 +80,7 @@ class HousekeptCluster:
         own = own_session(self.known.slot_map)
         begin_session(own, self.known.session_id)
         settings = Settings()
-        slots = ServedSlots(1, own.may_serve)
+        slots = OwnSlots(1, own.may_serve)
         host = ShardHost(
             self.shard,
             settings,

@@ -125,9 +125,9 @@ async def test_a_cluster_broker_reports_the_shard_that_refuses_records_until_it_
 async def test_writers_that_begin_at_once_share_one_appender(engine: EmbeddedEngine) -> None:
     broker = OneBroker(engine)
     broker.host.rows.start()
-    await asyncio.gather(*(broker.host.write_under(broker.tenure) for _ in range(3)))
+    await asyncio.gather(*(broker.host.write_under(broker.current) for _ in range(3)))
     first = broker.host.appender
-    await broker.host.write_under(broker.tenure)
+    await broker.host.write_under(broker.current)
     assert broker.host.appender is first is not None
     await broker.host.close()
 

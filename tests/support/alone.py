@@ -13,7 +13,7 @@ from brokerhouse.broker.settings.config import Settings
 from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
 from brokerhouse.broker.slots.slot_logs import SlotLogs
 from brokerhouse.broker.transactions.producer_ids import ProducerIds
-from brokerhouse.coordinator.slots import ServedSlots, always
+from brokerhouse.coordinator.slots import OwnSlots, always
 from brokerhouse.storage.engine import Engine
 from brokerhouse.storage.registry import Registry
 from brokerhouse.storage.row_lane import RowLane
@@ -64,7 +64,7 @@ class GivenLogs(OpenLogs):
 
 def all_logs(engine: Engine, ids: Registry | None = None) -> SlotLogs:
     """`ids`: where producer ids are reserved."""
-    settings, slots = Settings(lanes=LANES - 1), ServedSlots.alone()
+    settings, slots = Settings(lanes=LANES - 1), OwnSlots.alone()
     host = ShardHost(
         embedded_shard(EMBEDDED, engine),
         settings,

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from brokerhouse.broker.cluster.leases import SessionLease
 from brokerhouse.broker.cluster.registry_view import RegistryView
-from brokerhouse.broker.cluster.session import OwnSession, Tenure
+from brokerhouse.broker.cluster.session import OwnSession, RenewedSession
 from brokerhouse.broker.slots.sessions import BrokerSession
 from brokerhouse.broker.slots.shard_host import ShardEngine
 from brokerhouse.broker.topics.topic_store import TopicShard
@@ -47,15 +47,15 @@ def own_session(slot_map: SlotMap) -> OwnSession:
     return OwnSession(view, BrokerSession(0, 1, "host", 9092, None, TTL_MS), 1)
 
 
-def begin_session(session: OwnSession, session_id: int, *shards: str) -> Tenure:
+def begin_session(session: OwnSession, session_id: int, *shards: str) -> RenewedSession:
     """Begin a session without the registry. It may write to these shards today."""
     view = session._view
     floors = dict.fromkeys(shards, wall_ms())
     row = BrokerSession(session_id, 1, "host", 9092, None, TTL_MS, append_floors=floors)
     at = Versioned(row.to_text(), 1)
-    session.tenure = Tenure(view, row, at, SessionLease(TTL_MS, view.now_ms()), row)
+    session.current = RenewedSession(view, row, at, SessionLease(TTL_MS, view.now_ms()), row)
     session.has_begun.set()
-    return session.tenure
+    return session.current
 
 
 async def at_once() -> None:

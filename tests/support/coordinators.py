@@ -9,7 +9,7 @@ from brokerhouse.coordinator.coordinator import CoordinatorLimits, GroupCoordina
 from brokerhouse.coordinator.membership import SharedCache
 from brokerhouse.coordinator.offsets import CommittedOffsets
 from brokerhouse.coordinator.pending_offsets import PendingOffsets
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.storage.engine import Engine
 from brokerhouse.storage.row_lane import RowLane
 from brokerhouse.storage.slot_map import EMBEDDED
@@ -37,4 +37,4 @@ def coordinator_on(
 
 def all_groups(coordinator: GroupCoordinator) -> SlotGroups:
     """The groups of a broker that serves every slot."""
-    return SlotGroups(ServedSlots.alone(), {EMBEDDED: coordinator})
+    return SlotGroups(OwnSlots.alone(), {EMBEDDED: coordinator})

@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from brokerhouse.broker.cluster.ownership import Ownership
 from brokerhouse.broker.cluster.registry_view import RegistryView
-from brokerhouse.broker.cluster.session import OwnSession, Tenure
+from brokerhouse.broker.cluster.session import OwnSession, RenewedSession
+from brokerhouse.broker.cluster.slot_owner import SlotOwner
 from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.registry import Versioned
@@ -155,7 +155,7 @@ class Door:
 
 
 class Server:
-    """A `SlotOwner` that notes what it is asked to do."""
+    """A `SlotServing` that notes what it is asked to do."""
 
     def __init__(self) -> None:
         self.serving: dict[int, Slot] = {}
@@ -179,7 +179,7 @@ class Server:
             raise EngineError(f"{shard} is away")
         self.fenced.append((session.session_id, shard))
 
-    async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
+    async def serve_slots(self, session: RenewedSession, slots: Mapping[int, Slot]) -> None:
         await _hang_if(self.take_hangs)
         if self.refuses_to_take & slots.keys():
             raise EngineError("cannot be read")
@@ -207,12 +207,12 @@ class Broker:
     door: Door
     server: Server
     session: OwnSession
-    ownership: Ownership
+    owner: SlotOwner
 
     async def kill(self) -> None:
         """As kill -9: nothing is released, nothing more is written."""
         self.door.hangs = True
-        for task in self.ownership.background:
+        for task in self.owner.background:
             task.cancel()
             await asyncio.wait([task])
 
@@ -237,18 +237,18 @@ class Cluster:
         )
         identity = BrokerSession(0, node_id, "localhost", 9092 + node_id, None, TTL_MS)
         session = OwnSession(view, identity, self.first_session_id)
-        broker = Broker(node_id, door, server, session, Ownership(view, session, server))
+        broker = Broker(node_id, door, server, session, SlotOwner(view, session, server))
         self.brokers.append(broker)
         return broker
 
     async def start(self, *node_ids: int) -> list[Broker]:
         brokers = [self.broker(node_id) for node_id in node_ids]
-        await asyncio.gather(*(broker.ownership.join() for broker in brokers))
+        await asyncio.gather(*(broker.owner.join() for broker in brokers))
         return brokers
 
     async def stop(self) -> None:
         for broker in self.brokers:
-            for task in broker.ownership.background:
+            for task in broker.owner.background:
                 task.cancel()
                 await asyncio.wait([task])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from brokerhouse.broker.cluster.slots import Slots
+from brokerhouse.broker.cluster.slot_server import SlotServer
 from brokerhouse.broker.cluster.topic_registry import TopicRegistry
 from brokerhouse.broker.from_settings import decompressions
 from brokerhouse.broker.log.tail_cache import TailCache
@@ -14,7 +14,7 @@ from brokerhouse.broker.slots.slot_logs import SlotLogs
 from brokerhouse.broker.slots.transactions import SlotTransactions
 from brokerhouse.broker.topics.catalog import TopicCatalog
 from brokerhouse.broker.transactions.producer_ids import ProducerIds
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.storage.engine import Engine
 from brokerhouse.storage.registry import Versioned
 from brokerhouse.storage.slot_map import Slot, SlotMap
@@ -48,30 +48,30 @@ class OneBroker:
         self.topics, self.state, self.ids = MemoryRegistry(), MemoryRegistry(), SlowRegistry()
         settings = Settings(lanes=LANES - 1)  # the last one is for small rows
         self.session = own_session(SlotMap.first([(SHARD, range(1))], 1))
-        self.tenure = begin_session(self.session, 1, SHARD)
+        self.current = begin_session(self.session, 1, SHARD)
         shard = embedded_shard(SHARD, engine)
-        served = ServedSlots(1, self.session.may_serve)
+        own_slots = OwnSlots(1, self.session.may_serve)
         self.host = ShardHost(
             shard,
             settings,
             TailCache(1 << 20),
-            served,
+            own_slots,
             self.session.is_housekeeper,
             decompressions(settings),
         )
         self.hosts = hosts = ShardHosts([self.host])
-        self.logs = SlotLogs(served, hosts, ProducerIds(self.ids))
+        self.logs = SlotLogs(own_slots, hosts, ProducerIds(self.ids))
         shards = [self.host.for_topics]
         store = TopicRegistry(self.topics, self.state, settings, shards)
         self.catalog = TopicCatalog(store, settings, self.logs, shards)
-        transactions = SlotTransactions(served, {})
-        self.slots = Slots(served, hosts, self.logs, self.catalog, transactions, 0.2)
+        transactions = SlotTransactions(own_slots, {})
+        self.slots = SlotServer(own_slots, hosts, self.logs, self.catalog, transactions, 0.2)
 
     async def serve(self, epoch: int = 1) -> None:
-        slot = Slot(self.tenure.session_id, epoch, (SHARD,))
-        await self.slots.serve_slots(self.tenure, {SLOT: slot})
+        slot = Slot(self.current.session_id, epoch, (SHARD,))
+        await self.slots.serve_slots(self.current, {SLOT: slot})
 
     def lose(self) -> None:
         self.session.end()
         self.slots.abandon_slots()
-        self.tenure = begin_session(self.session, self.tenure.session_id + 1, SHARD)
+        self.current = begin_session(self.session, self.current.session_id + 1, SHARD)

@@ -35,7 +35,7 @@ from brokerhouse.broker.slots.leadership import SlotLeadership
 from brokerhouse.broker.topics.auto_creation import AutoCreation
 from brokerhouse.broker.topics.encoded_topics import EncodedTopics
 from brokerhouse.coordinator.messages import OFFSETS_TOPIC
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.protocol._request_head import RequestHeader
 from brokerhouse.protocol.errors import (
     KafkaError,
@@ -84,7 +84,7 @@ def broker() -> Broker:
         settings=settings,
         stored_configs=stored,
         dynamic_settings=DynamicSettings(settings, stored, ()),
-        offsets_topic=OffsetsTopic(SlotGroups(ServedSlots.alone(), {}), settings),
+        offsets_topic=OffsetsTopic(SlotGroups(OwnSlots.alone(), {}), settings),
         topics=catalog,
         auto_creation=AutoCreation(catalog, settings.num_partitions),
         cluster_id="c" * 22,

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from brokerhouse.broker.leadership import NO_NODE, BrokerEndpoint, Leader
+from brokerhouse.broker.endpoints import NO_NODE, BrokerEndpoint, Leader
 from brokerhouse.broker.net.named_addresses import NamedAddress
 from brokerhouse.broker.slots.leadership import SlotLeadership
 from brokerhouse.broker.slots.sessions import LATELY_MS, BrokerSession, LatelyAlive, SessionState

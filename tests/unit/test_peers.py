@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from kafka.protocol.producer import WriteTxnMarkersRequest, WriteTxnMarkersResponse
 
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.slots import peers
 from brokerhouse.broker.slots.peers import Peers
 from brokerhouse.protocol.errors import RequestTimedOut

@@ -18,7 +18,7 @@ import pytest
 
 from brokerhouse.common.clock import Clock
 from brokerhouse.coordinator.hosted_transactions import HostedTransactions
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.coordinator.transaction_states import Member, Producer, Transaction
 from brokerhouse.coordinator.transactions import TransactionCoordinator, TransactionLimits
 from brokerhouse.protocol.errors import (
@@ -125,7 +125,7 @@ def coordinator(machine: Machine) -> TransactionCoordinator:
         cast(Engine, _Engine(machine)),
         cast(RowLane, machine),
         1,
-        ServedSlots.alone(),
+        OwnSlots.alone(),
         machine,
         cast(Clock, machine),
     )

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import pytest
 
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.log.block import Appended, Outcome, PendingAppend, build_block
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.producers import ProducerEntry
@@ -39,7 +39,7 @@ from brokerhouse.broker.transactions.transaction_checks import TransactionChecks
 from brokerhouse.broker.transactions.transaction_markers import MarkerWriter
 from brokerhouse.common.clock import Clock
 from brokerhouse.coordinator.hosted_transactions import HostedTransactions
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.coordinator.transaction_states import Member, Producer, Transaction
 from brokerhouse.coordinator.transactions import TransactionCoordinator, TransactionLimits
 from brokerhouse.protocol.errors import (
@@ -126,7 +126,7 @@ class Life:
         self.logs.add(self.partitions)
         self._queue: asyncio.Queue[PendingAppend] = asyncio.Queue()
         clock = cast(Clock, world)
-        slots = ServedSlots.alone()
+        slots = OwnSlots.alone()
         leadership = SlotLeadership.alone(BrokerEndpoint(1, "localhost", 9092))
         peers = Peers(1)
         writer = MarkerWriter(self, cast(RowLanes, self))

@@ -51,7 +51,7 @@ BREAKS = [
         "no fence",
         (
             Change(
-                "broker/cluster/slots.py",
+                "broker/cluster/slot_server.py",
                 "        lanes = session.lanes.get(shard)\n",
                 "        return\n        lanes = session.lanes.get(shard)\n",
             ),
@@ -77,8 +77,8 @@ BREAKS = [
         (
             Change("broker/cluster/leases.py", "return now_ms < self.ends_ms\n", "return True\n"),
             Change(
-                "broker/cluster/ownership.py",
-                "left_ms = tenure.lease.ends_ms - self._view.now_ms()\n",
+                "broker/cluster/slot_owner.py",
+                "left_ms = session.lease.ends_ms - self._view.now_ms()\n",
                 "left_ms = 1000\n",
             ),
         ),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from brokerhouse.broker.cluster.session import NEXT_SESSION_KEY, NodeIdTaken, Tenure
+from brokerhouse.broker.cluster.session import NEXT_SESSION_KEY, NodeIdTaken, RenewedSession
 from brokerhouse.storage.registry import Versioned
 from brokerhouse.storage.slot_map import SLOTS_KEY, Slot
 from tests.support.simulated_cluster import (
@@ -40,7 +40,7 @@ def test_session_ids_begin_at_the_given_number_in_an_empty_registry_and_continue
         (one,) = await cluster.start(1)
         cluster.first_session_id = 9_000
         (two,) = await cluster.start(2)
-        assert (one.ownership.session_id, two.ownership.session_id) == (7_000, 7_001)
+        assert (one.owner.session_id, two.owner.session_id) == (7_000, 7_001)
 
     simulate(scenario)
 
@@ -68,9 +68,9 @@ def test_the_slots_of_a_killed_broker_are_fenced_before_they_are_taken_over() ->
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
         await asyncio.sleep(5)
-        dead, writes_to = one.ownership.session_id, _shards_of(one)
-        assert one.session.tenure is not None
-        lease = one.session.tenure.lease
+        dead, writes_to = one.owner.session_id, _shards_of(one)
+        assert one.session.current is not None
+        lease = one.session.current.lease
         await one.kill()
         took_s = await until_async(lambda: cluster.all_served(two))
         assert not lease.valid(int(asyncio.get_running_loop().time() * 1000))
@@ -90,8 +90,8 @@ def test_a_leaving_broker_hands_over_its_slots_at_once_and_removes_its_session()
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
         loop = asyncio.get_running_loop()
-        began, left = loop.time(), one.ownership.session_id
-        await one.ownership.leave()
+        began, left = loop.time(), one.owner.session_id
+        await one.owner.leave()
         assert loop.time() - began < 2
         await until_async(lambda: cluster.all_served(two), limit_s=0.1)
         assert two.server.fenced == []
@@ -105,19 +105,19 @@ def test_a_lease_ends_on_time_while_the_registry_hangs_and_a_new_session_follows
     async def scenario(cluster: Cluster) -> None:
         (one,) = await cluster.start(1)
         await until_async(lambda: cluster.all_served(one))
-        first = one.ownership.session_id
-        of_the_first = one.session.tenure
+        first = one.owner.session_id
+        of_the_first = one.session.current
         assert of_the_first is not None
         one.door.hangs = True
-        took_s = await until_async(lambda: not one.ownership.may_serve())
+        took_s = await until_async(lambda: not one.owner.may_serve())
         assert TTL_MS * 5 / 6 - 100 <= took_s * 1000 <= TTL_MS
         await until_async(lambda: one.server.lost_count == 1, limit_s=0.05)
-        assert one.ownership.session_id == 0
+        assert one.owner.session_id == 0
         one.door.hangs = False
         back_s = await until_async(lambda: cluster.all_served(one))
         assert back_s < TTL_MS / 1000 / 2, "it knows itself that its old session is over"
-        assert one.ownership.session_id > first
-        assert one.ownership.may_serve()
+        assert one.owner.session_id > first
+        assert one.owner.may_serve()
         assert not of_the_first.may_serve()
         assert set(one.server.fenced) == {(first, "a"), (first, "b")}
 
@@ -133,7 +133,7 @@ def test_a_registry_that_is_away_for_less_than_the_lease_is_not_noticed() -> Non
             broker.door.fails = True
         await asyncio.sleep(TTL_MS / 1000 * 0.6)
         assert cluster.all_served(one, two)
-        assert one.ownership.may_serve()
+        assert one.owner.may_serve()
         for broker in (one, two):
             broker.door.fails = False
         await asyncio.sleep(30)
@@ -148,13 +148,13 @@ def test_lost_answers_of_the_registry_do_no_harm() -> None:
         brokers = [cluster.broker(node_id) for node_id in (1, 2, 3)]
         for broker in brokers:
             broker.door.loses_answers_of = lambda key: key != NEXT_SESSION_KEY
-        await asyncio.gather(*(broker.ownership.join() for broker in brokers))
+        await asyncio.gather(*(broker.owner.join() for broker in brokers))
         await until_async(lambda: cluster.all_served(*brokers))
         await until_async(lambda: all(len(broker.server.serving) >= 2 for broker in brokers))
         await asyncio.sleep(120)
         assert [broker.server.lost_count for broker in brokers] == [0, 0, 0]
-        assert all(broker.ownership.may_serve() for broker in brokers)
-        await brokers[0].ownership.leave()
+        assert all(broker.owner.may_serve() for broker in brokers)
+        await brokers[0].owner.leave()
         await until_async(lambda: cluster.all_served(*brokers[1:]), limit_s=1)
         assert brokers[1].server.fenced == brokers[2].server.fenced == []
 
@@ -172,7 +172,7 @@ def test_a_late_renewal_counts_from_when_it_was_sent() -> None:
         await until_async(lambda: cluster.store.session(1) != before)
         late_at = loop.time()
         one.door.hangs = True
-        await until_async(lambda: not one.ownership.may_serve())
+        await until_async(lambda: not one.owner.may_serve())
         # Sent 4 s before it came true, and its answer was never seen: the one before it counts.
         assert loop.time() - late_at < TTL_MS / 1000 - 4
 
@@ -206,10 +206,10 @@ def test_renewals_do_not_wait_for_a_slot_that_is_slow_to_be_taken() -> None:
     async def scenario(cluster: Cluster) -> None:
         one = cluster.broker(1)
         one.server.take_hangs = True
-        await one.ownership.join()
+        await one.owner.join()
         await asyncio.sleep(60)
-        assert one.ownership.may_serve()
-        assert one.ownership.session_id == 1
+        assert one.owner.may_serve()
+        assert one.owner.session_id == 1
         assert one.server.lost_count == 0
 
     simulate(scenario)
@@ -219,7 +219,7 @@ def test_slots_that_cannot_be_read_are_retried_and_do_not_delay_others() -> None
     async def scenario(cluster: Cluster) -> None:
         one = cluster.broker(1)
         one.server.refuses_to_take = {5}
-        await one.ownership.join()
+        await one.owner.join()
         await until_async(lambda: set(one.server.serving) == {0, 1, 2, 3})
         await asyncio.sleep(10)
         one.server.refuses_to_take = set()
@@ -233,7 +233,7 @@ def test_a_shard_that_cannot_be_reached_keeps_its_slots_without_a_leader_until_i
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
-        dead, stuck = one.ownership.session_id, {4, 5, 6, 7} & one.server.serving.keys()
+        dead, stuck = one.owner.session_id, {4, 5, 6, 7} & one.server.serving.keys()
         two.server.away = {"b"}
         await one.kill()
         await until_async(lambda: {0, 1, 2, 3} <= two.server.serving.keys())
@@ -284,9 +284,9 @@ def test_a_broker_whose_node_id_is_used_by_another_is_refused() -> None:
         (one,) = await cluster.start(1)
         twin = cluster.broker(1)
         with pytest.raises(NodeIdTaken, match="node id 1 is used by the broker at localhost:9093"):
-            await twin.ownership.join()
+            await twin.owner.join()
         await until_async(lambda: cluster.all_served(one))
-        assert one.ownership.session_id == 1
+        assert one.owner.session_id == 1
         assert one.server.lost_count == 0
 
     simulate(scenario)
@@ -296,7 +296,7 @@ def test_a_broker_whose_node_id_is_used_by_another_is_refused() -> None:
 def test_one_of_two_brokers_that_start_at_once_with_one_node_id_is_refused(seed: int) -> None:
     async def scenario(cluster: Cluster) -> None:
         twins = [cluster.broker(1), cluster.broker(1)]
-        starts = [asyncio.create_task(twin.ownership.join()) for twin in twins]
+        starts = [asyncio.create_task(twin.owner.join()) for twin in twins]
         await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
         assert [start.done() and start.exception() is not None for start in starts].count(True) == 1
         await until_async(lambda: any(cluster.all_served(twin) for twin in twins))
@@ -309,10 +309,10 @@ def test_a_restarted_broker_waits_until_its_previous_process_has_left() -> None:
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
         one.server.give_up_hangs = True
-        leaving = asyncio.create_task(one.ownership.leave())
-        await until_async(lambda: cluster.store.session(one.ownership.session_id) is not None)
+        leaving = asyncio.create_task(one.owner.leave())
+        await until_async(lambda: cluster.store.session(one.owner.session_id) is not None)
         again = cluster.broker(1)
-        await asyncio.gather(leaving, again.ownership.join())
+        await asyncio.gather(leaving, again.owner.join())
         await until_async(lambda: cluster.all_served(two, again))
 
     simulate(scenario)
@@ -350,13 +350,13 @@ def test_a_broker_that_cannot_hand_over_in_time_leaves_a_session_that_is_declare
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
         one.server.give_up_hangs = True
-        left = one.ownership.session_id
+        left = one.owner.session_id
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await one.ownership.leave()
+        await one.owner.leave()
         assert (loop.time() - began) * 1000 == pytest.approx(TTL_MS, abs=500)
         assert one.server.lost_count == 1
-        assert not one.ownership.may_serve()
+        assert not one.owner.may_serve()
         await until_async(lambda: cluster.all_served(two))
         assert {session_id for session_id, _ in two.server.fenced} == {left}
 
@@ -368,16 +368,16 @@ def test_a_broker_that_leaves_while_it_claims_owns_no_slot_afterwards(after_ms: 
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
-        leaving = asyncio.create_task(one.ownership.leave())
+        leaving = asyncio.create_task(one.owner.leave())
         three = cluster.broker(3)
         three.door.writes_slots_within_s = 0.2
-        await three.ownership.join()
+        await three.owner.join()
         await asyncio.sleep(after_ms / 1000)
-        await three.ownership.leave()
+        await three.owner.leave()
         await leaving
         await asyncio.sleep(1)
         owners = {slot.owner for slot in cluster.store.slot_map().slots}
-        assert owners == {two.ownership.session_id}
+        assert owners == {two.owner.session_id}
 
     simulate(scenario, seed=after_ms)
 
@@ -387,7 +387,7 @@ def test_a_broker_that_leaves_while_the_registry_is_away_ends_with_its_lease() -
         (one,) = await cluster.start(1)
         await until_async(lambda: cluster.all_served(one))
         one.door.hangs = True
-        await one.ownership.leave()
+        await one.owner.leave()
         assert one.server.lost_count == 1
 
     simulate(scenario)
@@ -399,7 +399,7 @@ def test_an_owner_whose_row_is_missing_is_fenced_too() -> None:
     async def scenario(cluster: Cluster) -> None:
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
-        gone = one.ownership.session_id
+        gone = one.owner.session_id
         await one.kill()
         del cluster.store.values[f"session/{gone}"]
         await until_async(lambda: cluster.all_served(two))
@@ -416,7 +416,7 @@ def test_malformed_rows_of_the_registry_stop_decisions_and_not_the_broker(
         await until_async(lambda: cluster.all_served(one))
         cluster.store.values["session/9"] = Versioned("{}", 1)
         await asyncio.sleep(30)
-        assert one.ownership.may_serve()
+        assert one.owner.may_serve()
         assert "no slot can change hands" in caplog.text
         del cluster.store.values["session/9"]
         (two,) = await cluster.start(2)
@@ -427,16 +427,16 @@ def test_malformed_rows_of_the_registry_stop_decisions_and_not_the_broker(
 
 def test_an_unexpected_error_in_serving_ends_the_task_and_the_session() -> None:
     class Defective(Server):
-        async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
+        async def serve_slots(self, session: RenewedSession, slots: Mapping[int, Slot]) -> None:
             raise ZeroDivisionError("a defect")
 
     async def scenario(cluster: Cluster) -> None:
         broker = cluster.broker(1, Defective())
-        await broker.ownership.join()
-        (task,) = broker.ownership.background
+        await broker.owner.join()
+        (task,) = broker.owner.background
         await asyncio.wait([task], timeout=10)
         assert isinstance(task.exception(), ZeroDivisionError)
-        assert not broker.ownership.may_serve()
+        assert not broker.owner.may_serve()
         assert broker.server.lost_count == 1
 
     simulate(scenario)
@@ -447,16 +447,16 @@ def test_changes_by_other_brokers_are_seen() -> None:
         one = cluster.broker(1)
 
         def seen() -> tuple[int, set[int]]:
-            return one.ownership.session_id, set(one.ownership.sessions)
+            return one.owner.session_id, set(one.owner.sessions)
 
-        await one.ownership.join()
+        await one.owner.join()
         assert seen() == (1, {1})
         await until_async(lambda: cluster.all_served(one))
         (two,) = await cluster.start(2)
         await until_async(lambda: seen() == (1, {1, 2}))
-        assert one.ownership.slot_map is not None
-        await until_async(lambda: one.ownership.slot_map == cluster.store.slot_map())
-        await two.ownership.leave()
+        assert one.owner.slot_map is not None
+        await until_async(lambda: one.owner.slot_map == cluster.store.slot_map())
+        await two.owner.leave()
         await until_async(lambda: seen() == (1, {1}))
 
     simulate(scenario)
@@ -503,7 +503,7 @@ def test_slots_of_a_broker_that_leaves_a_quiet_cluster_are_soon_served() -> None
         one, two = await cluster.start(1, 2)
         await until_async(lambda: cluster.all_served(one, two))
         await asyncio.sleep(30)
-        leaving = asyncio.create_task(one.ownership.leave())
+        leaving = asyncio.create_task(one.owner.leave())
         unserved_s = dict.fromkeys(range(SLOTS), 0.0)
         while not leaving.done():
             await asyncio.sleep(0.01)

@@ -1,8 +1,8 @@
-"""A broker's part in the cluster: it joins, keeps its session and its slots, and leaves.
+"""A broker as an owner of slots: it joins the cluster, keeps its session and its slots, and leaves.
 
 Who decides: broker/cluster/leases.py says what should be done (pure), broker/cluster/slot_phases.py
-what follows for each slot (pure). broker/cluster/session.py keeps the session and
-broker/cluster/reconcile.py the slots; here they meet the clock. What must hold:
+what follows for each slot (pure). broker/cluster/session.py keeps the session, and
+broker/cluster/reconcile.py the phase of each slot; here they meet the clock. What must hold:
 
 * The registry decides, never the outcome of a call: an answer may be lost, and a write may take
   effect later. So the registry is read again after every write, and one (slot, epoch) is served at
@@ -21,9 +21,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from brokerhouse.broker.cluster.leases import Plan, plan
-from brokerhouse.broker.cluster.reconcile import Fences, SessionSlots, SlotOwner, Work
+from brokerhouse.broker.cluster.reconcile import Fences, SlotPhases, SlotServing, Work
 from brokerhouse.broker.cluster.registry_view import RegistryView
-from brokerhouse.broker.cluster.session import OwnSession, SessionOver, Tenure
+from brokerhouse.broker.cluster.session import OwnSession, RenewedSession, SessionOver
 from brokerhouse.broker.slots.sessions import BrokerSession, SessionState
 from brokerhouse.common.tasks import cancel, event_within
 from brokerhouse.storage.engine import EngineError
@@ -39,18 +39,18 @@ _SURELY_NOT_QUIET_MS = 2_000
 """After a change that this broker saw so lately, no other broker has become quiet again."""
 
 
-class Ownership:
-    """Runs the session and the slots of this broker."""
+class SlotOwner:
+    """This broker as an owner of slots: the loops that keep its session and its slots."""
 
     def __init__(
-        self, view: RegistryView, session: OwnSession, owner: SlotOwner, poll_s: float = 0.25
+        self, view: RegistryView, session: OwnSession, server: SlotServing, poll_s: float = 0.25
     ) -> None:
         self._view = view
         self._session = session
-        self._owner = owner
+        self._server = server
         self._poll_s = poll_s
-        self._slots: SessionSlots | None = None
-        self._fences = Fences(view, owner)
+        self._phases: SlotPhases | None = None
+        self._fences = Fences(view, server)
         self._running: set[asyncio.Task[None]] = set()
         self._ending: set[asyncio.Task[None]] = set()
         self._renew_now = asyncio.Event()
@@ -92,7 +92,7 @@ class Ownership:
         whose broker was killed, is declared dead. Raises `NodeIdTaken` if that broker is alive, and
         `WrongSlots`.
         """
-        self._main = asyncio.create_task(self._run(), name="ownership")
+        self._main = asyncio.create_task(self._run(), name="slot owner")
         began = asyncio.create_task(self._session.has_begun.wait())
         try:
             await asyncio.wait((self._main, began), return_when=asyncio.FIRST_COMPLETED)
@@ -114,10 +114,10 @@ class Ownership:
             return
         self._leaving = True
         self._others_look_often = self._view.has_changed_within(_SURELY_NOT_QUIET_MS)
-        if self._slots is None:
+        if self._phases is None:
             self._has_left.set()
         else:
-            self._slots.begin_to_leave()
+            self._phases.begin_to_leave()
         self._renew_now.set()
         self._view.look_now()
         left = asyncio.create_task(self._has_left.wait())
@@ -127,20 +127,20 @@ class Ownership:
             return_when=asyncio.FIRST_COMPLETED,
         )
         left.cancel()
-        tenure = self._session.tenure
+        session = self._session.current
         clean = self._has_left.is_set()
         if clean:
             self._session.end()  # no slot is held any more
         await cancel(self._main)
         if not self._main.cancelled():
             self._main.result()  # a bug
-        if tenure is not None and clean:
+        if session is not None and clean:
             try:
-                await self._session.close(tenure)
+                await self._session.close(session)
             except EngineError as error:
-                log.warning("session %d could not be closed: %s", tenure.session_id, error)
-        elif tenure is not None:
-            log.warning("session %d could not hand over all its slots", tenure.session_id)
+                log.warning("session %d could not be closed: %s", session.session_id, error)
+        elif session is not None:
+            log.warning("session %d could not hand over all its slots", session.session_id)
 
     def end_session(self, session_id: int, why: str) -> None:
         """End a session because of a bug: a new one begins, and other brokers fence the old one."""
@@ -149,21 +149,21 @@ class Ownership:
 
     def _end(self, why: str) -> None:
         """End the current session, at once."""
-        tenure = self._session.tenure
-        if tenure is None:
+        session = self._session.current
+        if session is None:
             return
-        if self._slots is not None and self._slots.held:
-            count = len(self._slots.held)
-            log.error("session %d has lost %d slots: %s", tenure.session_id, count, why)
+        if self._phases is not None and self._phases.slots:
+            count = len(self._phases.slots)
+            log.error("session %d has lost %d slots: %s", session.session_id, count, why)
         else:
-            log.warning("session %d is over: %s", tenure.session_id, why)
+            log.warning("session %d is over: %s", session.session_id, why)
         self._session.end()
-        self._slots = None
+        self._phases = None
         for task in self._running:
             task.cancel()
             self._ending.add(task)
         self._fences.stop()
-        self._owner.abandon_slots()
+        self._server.abandon_slots()
         if self._leaving:
             self._has_left.set()
 
@@ -183,30 +183,30 @@ class Ownership:
     async def _guard_lease(self) -> None:
         """End the session when its lease has run out, even if the registry hangs."""
         while True:
-            tenure = self._session.tenure
-            if tenure is None:
+            session = self._session.current
+            if session is None:
                 await self._session.has_begun.wait()
                 continue
-            left_ms = tenure.lease.ends_ms - self._view.now_ms()
+            left_ms = session.lease.ends_ms - self._view.now_ms()
             if left_ms > 0:
                 await asyncio.sleep(min(left_ms / 1000, self._poll_s))
-            elif not tenure.is_over:
+            elif not session.is_over:
                 self._end("its lease ran out")
 
     async def _renewals(self) -> None:
         every_ms = self._view.ttl_ms / _RENEWALS_PER_LEASE
         while True:
             await self._session.has_begun.wait()
-            tenure = self._session.tenure
-            if tenure is None:
+            session = self._session.current
+            if session is None:
                 continue
-            due_ms = max(tenure.lease.sent_ms + every_ms - self._view.now_ms(), every_ms / 4)
+            due_ms = max(session.lease.sent_ms + every_ms - self._view.now_ms(), every_ms / 4)
             await event_within(self._renew_now, due_ms / 1000)
             self._renew_now.clear()
-            if tenure.is_over:
+            if session.is_over:
                 continue
             try:
-                await self._session.renew(tenure, self._owner, leaving=self._leaving)
+                await self._session.renew(session, self._server, leaving=self._leaving)
             except SessionOver as over:
                 self._end(str(over))
             except EngineError as error:
@@ -231,7 +231,7 @@ class Ownership:
             await self._view.next_look(pause_s)
 
     def _is_quiet(self) -> bool:
-        return self._session.tenure is not None and not self._leaving and self._view.is_quiet()
+        return self._session.current is not None and not self._leaving and self._view.is_quiet()
 
     # One look at the registry, and what follows
 
@@ -239,15 +239,15 @@ class Ownership:
         await self._view.follow()
         self._session.check_not_declared_dead()
         self._fences.forget_gone()
-        tenure, slots = self._session.tenure, self._slots
+        session, phases = self._session.current, self._phases
         decided = self._decided()
         for session_id in decided.dead:
             await self._view.declare_dead(session_id, "not renewed in time")
-        if tenure is None or slots is None:
+        if session is None or phases is None:
             await self._begin()
-        elif not tenure.is_over:
+        elif not session.is_over:
             self._session.check_no_older_twin()
-            await self._follow_the_map(tenure, slots, decided)
+            await self._follow_the_map(session, phases, decided)
 
     def _decided(self) -> Plan:
         view = self._view
@@ -258,8 +258,8 @@ class Ownership:
             view.sessions,
             # Owners without a row as well.
             [one for one in view.sessions.keys() | view.owners() if view.is_silent(one)],
-            self._owner.reachable_shards(),
-            [] if self._slots is None else self._slots.releasing,
+            self._server.reachable_shards(),
+            [] if self._phases is None else self._phases.releasing,
         )
         return decided if self._others_expect_slots() else replace(decided, release=())
 
@@ -268,8 +268,8 @@ class Ownership:
 
         Until then it keeps its slots, which would be without an owner for longer.
         """
-        tenure = self._session.tenure
-        if tenure is None or not tenure.others_know_that_it_leaves:
+        session = self._session.current
+        if session is None or not session.others_know_that_it_leaves:
             return True
         now_ms = self._view.now_ms()
         if self._known_to_leave_ms is None:
@@ -284,51 +284,55 @@ class Ownership:
     async def _begin(self) -> None:
         if self._leaving or self._ending:
             return
-        tenure = await self._session.begin(self._owner)
-        if tenure is not None:
-            self._slots = SessionSlots(tenure, self._view, self._owner, self._fences)
+        session = await self._session.begin(self._server)
+        if session is not None:
+            self._phases = SlotPhases(session, self._view, self._server, self._fences)
 
-    async def _follow_the_map(self, tenure: Tenure, slots: SessionSlots, decided: Plan) -> None:
+    async def _follow_the_map(
+        self, session: RenewedSession, phases: SlotPhases, decided: Plan
+    ) -> None:
         slot_map = self._view.slot_map
         assert slot_map is not None
-        wanted, work = slots.reconcile(slot_map, decided)
+        wanted, work = phases.reconcile(slot_map, decided)
         for one in work:
-            self._start(tenure, one)
+            self._start(session, one)
         must_settle = self._leaving and self._view.has_unsettled_write
         if wanted != slot_map or decided.forget or must_settle:
-            if not tenure.may_serve():
+            if not session.may_serve():
                 raise SessionOver("its lease ran out")
             if await self._view.write_map(wanted):
                 # The map is known to be the latest, and none of these can write it any more: they
                 # were over before. So nothing will ever ask for their rows.
                 await self._view.delete_sessions(decided.forget)
-        if self._leaving and not tenure.is_over and self._is_empty(tenure, slots):
+        if self._leaving and not session.is_over and self._is_empty(session, phases):
             self._has_left.set()
 
-    def _is_empty(self, tenure: Tenure, slots: SessionSlots) -> bool:
+    def _is_empty(self, session: RenewedSession, phases: SlotPhases) -> bool:
         """Whether this leaving broker has handed over all its slots, and others own them."""
         slot_map = self._view.slot_map
         assert slot_map is not None
-        if not tenure.others_know_that_it_leaves or slots.held or slot_map.of(tenure.session_id):
+        if phases.slots or slot_map.of(session.session_id):
+            return False
+        if not session.others_know_that_it_leaves:
             return False
         if self._view.has_unsettled_write:
             return False  # a pending claim must not take effect after this broker has left
         others = any(one.state is SessionState.LIVE for one in self._view.sessions.values())
-        reachable = set(self._owner.reachable_shards())
-        waiting = slots.handed_over_to_nobody(slot_map)
+        reachable = set(self._server.reachable_shards())
+        waiting = phases.handed_over_to_nobody(slot_map)
         return not (others and any(reachable.issuperset(slot.shards) for slot in waiting))
 
-    def _start(self, tenure: Tenure, work: Work) -> None:
+    def _start(self, session: RenewedSession, work: Work) -> None:
         """Start a task in the group. If a bug ends it, all tasks of the group end."""
         assert self._group is not None
-        task = self._group.create_task(self._working(tenure, work))
+        task = self._group.create_task(self._working(session, work))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         task.add_done_callback(self._ending.discard)
         task.add_done_callback(lambda _: self._view.look_now())
 
-    async def _working(self, tenure: Tenure, work: Work) -> None:
+    async def _working(self, session: RenewedSession, work: Work) -> None:
         try:
             await work()
         except SessionOver as over:
-            self.end_session(tenure.session_id, str(over))
+            self.end_session(session.session_id, str(over))

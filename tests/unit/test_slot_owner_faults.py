@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from brokerhouse.broker.cluster.session import Tenure
+from brokerhouse.broker.cluster.session import RenewedSession
 from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.slot_map import Slot
@@ -87,14 +87,14 @@ class Writer(Server):
                 return
             number += 1
 
-    async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
+    async def serve_slots(self, session: RenewedSession, slots: Mapping[int, Slot]) -> None:
         await self._way(*{shard for slot in slots.values() for shard in slot.shards})
         ends = {number: self.log.ends[number] for number in slots}
         await self._way()
         if not self._lanes:
             self._resolved = dict.fromkeys(self._resolved, 0)
             self._lanes = [
-                asyncio.create_task(self._write(tenure, shard)) for shard in self._resolved
+                asyncio.create_task(self._write(session, shard)) for shard in self._resolved
             ]
         self._ends.update(ends)
         self.serving.update(slots)
@@ -113,17 +113,17 @@ class Writer(Server):
         self._lanes = []
         self._resolved = dict.fromkeys(self._resolved, 0)
 
-    async def _write(self, tenure: Tenure, shard: str) -> None:
+    async def _write(self, session: RenewedSession, shard: str) -> None:
         idle = self._idle[shard] = asyncio.Event()
         while True:
             idle.set()
             await asyncio.sleep(self.chance.uniform(0.02, 0.4))
             mine = [n for n, slot in self.serving.items() if slot.writes_to == shard]
-            if not mine or not tenure.may_serve():
+            if not mine or not session.may_serve():
                 continue
             idle.clear()
             offsets = {number: self._ends[number] for number in mine}
-            token = (tenure.session_id, shard, self._resolved[shard] + 1)
+            token = (session.session_id, shard, self._resolved[shard] + 1)
             await self.goes_on.wait()
             late_s = self.chance.uniform(0, 20) if self.chance.random() < self.slow else 0.005
             asyncio.get_running_loop().call_later(late_s, self.log.land, token, offsets)
@@ -132,8 +132,8 @@ class Writer(Server):
             await self.goes_on.wait()
             self._resolved[shard] += 1
             self._ends.update({number: offset + 1 for number, offset in offsets.items()})
-            if tenure.may_serve():
-                self.log.acknowledge(tenure.session_id, offsets)
+            if session.may_serve():
+                self.log.acknowledge(session.session_id, offsets)
 
     async def _way(self, *shards: str) -> None:
         await asyncio.sleep(self.chance.uniform(0.001, 0.05))
@@ -157,7 +157,7 @@ class Chaos:
         broker = self.cluster.broker(node_id, writer, rate=self.chance.uniform(0.98, 1.02))
         self.running[node_id] = broker
         broker.door.gate = writer.goes_on
-        await broker.ownership.join()
+        await broker.owner.join()
 
     async def one_fault(self, node_id: int) -> None:
         broker = self.running[node_id]
@@ -172,7 +172,7 @@ class Chaos:
             writer.abandon_slots()
             await self.start(node_id)
         elif fault == "leave":
-            await broker.ownership.leave()
+            await broker.owner.leave()
             await self.start(node_id)
         elif fault == "pause":
             writer.goes_on.clear()

@@ -9,7 +9,7 @@ import pytest
 
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.coordinator.coordinator import GroupCoordinator
-from brokerhouse.coordinator.slots import ServedSlots, kafka_partition
+from brokerhouse.coordinator.slots import OwnSlots, kafka_partition
 from brokerhouse.protocol.errors import (
     CoordinatorLoadInProgress,
     NotCoordinator,
@@ -40,13 +40,13 @@ class Coordinator:
         self.readings += 1
 
 
-def groups_of(slots: ServedSlots, *coordinators: object) -> SlotGroups:
+def groups_of(slots: OwnSlots, *coordinators: object) -> SlotGroups:
     named = dict(zip((EMBEDDED, "two"), coordinators, strict=False))
     return SlotGroups(slots, cast(dict[str, GroupCoordinator], named))
 
 
 def test_a_single_broker_coordinates_every_group_at_leader_epoch_0() -> None:
-    slots, coordinator = ServedSlots.alone(), cast(GroupCoordinator, SimpleNamespace())
+    slots, coordinator = OwnSlots.alone(), cast(GroupCoordinator, SimpleNamespace())
     groups = groups_of(slots, coordinator)
     assert slots.serves_all()
     for group_id in ("", GROUP, "é", *(f"service-{n}" for n in range(200))):
@@ -62,7 +62,7 @@ def test_a_single_broker_coordinates_every_group_at_leader_epoch_0() -> None:
 def test_the_partitions_of_a_single_broker_are_as_many_as_in_kafka(
     number: int, exists: bool
 ) -> None:
-    groups = groups_of(ServedSlots.alone())
+    groups = groups_of(OwnSlots.alone())
     if exists:
         groups.check_partition(number)
     else:
@@ -72,7 +72,7 @@ def test_the_partitions_of_a_single_broker_are_as_many_as_in_kafka(
 
 def test_a_group_is_answered_for_only_while_its_slot_is_owned_and_served_under_a_session() -> None:
     session, coordinator = Session(), cast(GroupCoordinator, SimpleNamespace())
-    slots = ServedSlots(1, session.may_serve)
+    slots = OwnSlots(1, session.may_serve)
     groups = groups_of(slots, coordinator)
     with pytest.raises(NotCoordinator):
         groups.coordinator_of(GROUP)
@@ -92,7 +92,7 @@ def test_a_group_is_answered_for_only_while_its_slot_is_owned_and_served_under_a
 
 async def test_what_other_brokers_stored_is_read_only_for_groups_of_others() -> None:
     one, two = Coordinator(), Coordinator()
-    slots = ServedSlots(2, lambda: True, len)
+    slots = OwnSlots(2, lambda: True, len)
     slots.owned[1] = Slot(7, 1, (EMBEDDED,))
     slots.serving.add(1)
     groups = groups_of(slots, one, two)

@@ -1,6 +1,6 @@
-"""What this broker does with its slots: it opens and closes logs, groups and transactional ids.
+"""Serves the slots of this broker: opens and closes their logs, groups and transactional ids.
 
-`Slots` is the `SlotOwner` of broker/cluster/reconcile.py. What must hold:
+`SlotServer` is the `SlotServing` of broker/cluster/reconcile.py. What must hold:
 
 * A slot is served only between the end of `serve_slots` and the start of `give_up_slots` or
   `abandon_slots`, and only by appenders of the session that owns it.
@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Mapping
 
-from brokerhouse.broker.cluster.session import SessionOver, Tenure
+from brokerhouse.broker.cluster.session import RenewedSession, SessionOver
 from brokerhouse.broker.log.fence import fence
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession
@@ -23,7 +23,7 @@ from brokerhouse.broker.slots.slot_logs import SlotLogs
 from brokerhouse.broker.slots.transactions import SlotTransactions
 from brokerhouse.broker.topics.watched_topics import WatchedTopics
 from brokerhouse.common.clock import DAY_MS, wall_ms
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.protocol.errors import NotLeaderOrFollower
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.slot_map import Slot
@@ -34,12 +34,12 @@ _FAILED_LATELY_MS = 600_000
 """For how long `brokerhouse check` shows that a server has failed."""
 
 
-class Slots:
-    """The slots of this broker: their logs, and the groups and transactional ids in them."""
+class SlotServer:
+    """Opens and closes the logs of slots, and the groups and transactional ids in them."""
 
     def __init__(
         self,
-        slots: ServedSlots,
+        slots: OwnSlots,
         hosts: ShardHosts,
         logs: SlotLogs,
         catalog: WatchedTopics,
@@ -57,7 +57,7 @@ class Slots:
         self._transactions = transactions
         self._patience_s = patience_s
 
-    # SlotOwner
+    # SlotServing
 
     def report(self) -> BrokerReport:
         floors = {host.name: host.floor_ms() for host in self._hosts}
@@ -81,11 +81,11 @@ class Slots:
         engine = self._hosts.of(shard).engine
         await fence(engine, session.session_id, lanes, day, catch_up=engine.expect_foreign_writes)
 
-    async def serve_slots(self, tenure: Tenure, slots: Mapping[int, Slot]) -> None:
+    async def serve_slots(self, session: RenewedSession, slots: Mapping[int, Slot]) -> None:
         wanted = {
             number: slot for number, slot in slots.items() if number not in self._slots.serving
         }
-        await self._write_to_shards_of(wanted.values(), tenure)
+        await self._write_to_shards_of(wanted.values(), session)
         self._slots.owned.update(wanted)
         await self._load_groups_of(wanted)
         async with self._catalog.latest() as topics:
@@ -96,17 +96,17 @@ class Slots:
                 if self._slots.of_partition(topic.topic_id, number) in wanted
             ]
             opened = await self._logs.read(partitions)
-            if tenure.is_over:
+            if session.is_over:
                 raise EngineError("the session ended while its slots were read")
             self._slots.serving.update(wanted)
             self._logs.add(opened)
         log.info("%d slots are served, with %d partitions", len(wanted), len(opened))
 
-    async def _write_to_shards_of(self, slots: Collection[Slot], tenure: Tenure) -> None:
+    async def _write_to_shards_of(self, slots: Collection[Slot], session: RenewedSession) -> None:
         for name in {name for slot in slots for name in slot.shards}:
             host = self._hosts.of(name)
             host.engine.expect_foreign_writes()
-            await host.write_under(tenure)
+            await host.write_under(session)
 
     async def _load_groups_of(self, slots: Mapping[int, Slot]) -> None:
         for name in self._slots.group_shards(slots):

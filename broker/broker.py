@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.fetch_sessions import FetchSessions
-from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.led_partitions import LedPartitions
 from brokerhouse.broker.log.block import Appending
 from brokerhouse.broker.log.log_starts import LogStarts

@@ -21,11 +21,11 @@ from uuid import uuid4
 from aiohttp import web
 
 from brokerhouse.broker.broker import Broker, Parts, Transactions
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.feeds.groups import FeedGroups, feeding_instance
 from brokerhouse.broker.feeds.host import FedLogs, FeedHost, FeedStore
 from brokerhouse.broker.feeds.running import TableFeeds
 from brokerhouse.broker.from_settings import transaction_coordinator
-from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.log.block import Appending
 from brokerhouse.broker.log.decompression import Decompressions
 from brokerhouse.broker.log.log_starts import LogStarts
@@ -57,7 +57,7 @@ from brokerhouse.broker.transactions.producer_ids import ProducerIds
 from brokerhouse.broker.transactions.transaction_markers import MarkerWriter
 from brokerhouse.common.clock import wall_ms
 from brokerhouse.common.tasks import Periodic
-from brokerhouse.coordinator.slots import ServedSlots
+from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.storage.cluster_sql import ClusterLayout
 from brokerhouse.storage.registry import Registry
 
@@ -101,7 +101,7 @@ class Foundation:
     endpoint: BrokerEndpoint
     cluster_id: str
     leadership: SlotLeadership
-    slots: ServedSlots
+    slots: OwnSlots
     hosts: ShardHosts
     registries: Registries
     topic_store: TopicStore

@@ -16,12 +16,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from brokerhouse.broker.backup_socket import ControlSocket
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.feeds.host import embedded_store
 from brokerhouse.broker.from_settings import (
     decompressions,
     journal_limits,
 )
-from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.log.producer_states import ProducerStateSweep
 from brokerhouse.broker.log.reclaim import Reclaim
 from brokerhouse.broker.log.rollup import AppendedRows, Rollup
@@ -75,7 +75,7 @@ class SingleNode(Node):
     ) -> None:
         registry = TableRegistry(engine)
         reserve, data_dir = engine.embedded.reserve, Path(settings.data_dir)
-        slots, session = ServedSlots.alone(), EndlessSession()
+        slots, session = OwnSlots.alone(), EndlessSession()
         cache = TailCache(settings.tail_cache_bytes, engine)
         decompressing = decompressions(settings)
         host = ShardHost(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from brokerhouse.broker.broker import Broker
-from brokerhouse.broker.leadership import NO_NODE, BrokerEndpoint, Leader
+from brokerhouse.broker.endpoints import NO_NODE, BrokerEndpoint, Leader
 from brokerhouse.broker.log.block import Sender
 from brokerhouse.broker.log.topic import Topic
 from brokerhouse.broker.memory import ResponseCharge

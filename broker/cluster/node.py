@@ -1,7 +1,7 @@
 """A broker of a cluster, in front of ClickHouse shards: it stores nothing itself.
 
-What it has beside a single broker: the view of the registry, a session that it renews, and the
-ownership that takes and gives up slots.
+What it has beside a single broker: the view of the registry, a session that it renews, and a
+`SlotOwner`, which takes slots and gives them up.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from brokerhouse.broker.cluster.session import OwnSession
 from brokerhouse.broker.cluster.slot_owner import SlotOwner
 from brokerhouse.broker.cluster.slot_server import SlotServer
 from brokerhouse.broker.cluster.topic_registry import VERSION_KEY, TopicRegistry
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.from_settings import decompressions
-from brokerhouse.broker.leadership import BrokerEndpoint
 from brokerhouse.broker.log.tail_cache import TailCache
 from brokerhouse.broker.monitoring.cluster import ClusterMetrics
 from brokerhouse.broker.monitoring.logs import LaneSource
@@ -103,9 +103,9 @@ class ClusterNode(Node):
         self._view = view = RegistryView(state, cluster.first_map(), ttl_ms)
         session = OwnSession(view, _identity(endpoint, ttl_ms), first_session_id=wall_ms())
         cache, decompressing = TailCache(settings.tail_cache_bytes), decompressions(settings)
-        served = ServedSlots(cluster.slots, session.may_serve)
+        own_slots = OwnSlots(cluster.slots, session.may_serve)
         hosts = ShardHosts(
-            ShardHost(shard, settings, cache, served, session.is_housekeeper, decompressing)
+            ShardHost(shard, settings, cache, own_slots, session.is_housekeeper, decompressing)
             for shard in self._shards
         )
         changed_by_clients = registry_of(registry_servers, "topic_registry")
@@ -118,7 +118,7 @@ class ClusterNode(Node):
                 endpoint=endpoint,
                 cluster_id=known_as,
                 leadership=leadership,
-                slots=served,
+                slots=own_slots,
                 hosts=hosts,
                 registries=Registries(
                     state, changed_by_clients, registry_of(registry_servers, "feed_registry")
@@ -135,10 +135,12 @@ class ClusterNode(Node):
                 decompressions=decompressing,
             ),
         )
-        slots = Slots(served, hosts, self._logs, self.topics, self.transactions, ttl_ms / 1000)
-        self._ownership = Ownership(view, session, slots)
+        slots = SlotServer(
+            own_slots, hosts, self._logs, self.topics, self.transactions, ttl_ms / 1000
+        )
+        self._owner = SlotOwner(view, session, slots)
         housekeeping = Housekeeping(
-            self._ownership,
+            self._owner,
             self.topics,
             hosts,
             settings.retention_check_interval_ms,
@@ -150,8 +152,8 @@ class ClusterNode(Node):
                 topic_store,
                 self.topics,
                 hosts.for_topics,
-                partial(is_topic_housekeeper, self._ownership),
-                partial(all_have_read, self._ownership),
+                partial(is_topic_housekeeper, self._owner),
+                partial(all_have_read, self._owner),
             ),
             topic_watch(self.topics, lambda: version_number(view.value(VERSION_KEY))),
             ConfigWatch(
@@ -160,7 +162,9 @@ class ClusterNode(Node):
             ).periodic,
             Periodic("lanes", _LANES_EVERY_S, self._replace_broken_session),
         ]
-        self.metrics.append(ClusterMetrics(session, served, self._shards, leadership, view.now_ms))
+        self.metrics.append(
+            ClusterMetrics(session, own_slots, self._shards, leadership, view.now_ms)
+        )
         self.http = bare_application()
 
     def _lanes(self) -> Sequence[LaneSource]:
@@ -187,36 +191,36 @@ class ClusterNode(Node):
             log.error("the slot map or a session cannot be read: %s", error)
 
     async def begin(self) -> None:
-        await self._ownership.join()
+        await self._owner.join()
         await super().begin()
 
     @property
     def background(self) -> Collection[asyncio.Task[None]]:
-        tasks = [*super().background, *self._ownership.background]
+        tasks = [*super().background, *self._owner.background]
         for shard in self._shards:
             tasks += shard.background
         return tasks
 
     def unready(self) -> str | None:
-        if not self._ownership.may_serve():
+        if not self._owner.may_serve():
             return "this broker has no session"
         return self._hosts.refused_records()
 
     async def _replace_broken_session(self) -> None:
         """A lane that ended because of a bug accepts no more records: a new session is needed."""
         for session_id in self._hosts.broken_sessions():
-            self._ownership.end_session(session_id, "one of its lanes has ended")
+            self._owner.end_session(session_id, "one of its lanes has ended")
 
     async def hand_over(self) -> None:
         """Hand the slots over while clients are still connected and can be told."""
-        if not self._ownership.background:
+        if not self._owner.background:
             return  # it has not joined
         for host in self._hosts:
             try:
                 await host.groups.cache.heartbeats.write()
             except EngineError as error:
                 log.info("the last heartbeats could not be written: %s", error)
-        await self._ownership.leave()
+        await self._owner.leave()
 
     async def close(self) -> None:
         async with AsyncExitStack() as parts:  # closed in reverse order; a failure stops none

@@ -22,7 +22,7 @@ from brokerhouse.broker.api.config_resources import ResourceType
 from brokerhouse.broker.api.context import RequestContext
 from brokerhouse.broker.api.refusals import as_kafka_error
 from brokerhouse.broker.broker import Broker
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.memory import ResponseMemory
 from brokerhouse.broker.monitoring.request_counts import RequestCounts
 from brokerhouse.broker.offsets_topic.offsets_topic import OffsetsTopic

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from brokerhouse.broker.broker import Broker
-from brokerhouse.broker.leadership import BrokerEndpoint
+from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.memory import InFlight, ResponseMemory
 from brokerhouse.broker.monitoring.request_counts import RequestCounts
 from brokerhouse.broker.net.connection import Connections

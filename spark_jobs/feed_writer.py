@@ -26,11 +26,11 @@ from brokerhouse.feeds.statements import (
     VALUES_TABLE,
     BlockStatements,
 )
-from brokerhouse.feeds.tables import REPLACES
 from brokerhouse.feeds.values.layout import Column
 from brokerhouse.feeds.writer import FeedSource
 from brokerhouse.spark_jobs.feed_state import DATABASE, Fence
 from brokerhouse.spark_jobs.sql_client import HttpSession, SqlServers
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Parameter, TokenUsed
 from brokerhouse.storage.parameters import quoted
 
@@ -143,7 +143,7 @@ class SparkBlockWriter:
         Where rows replace each other they stay (feeds/writer.py).
         """
         table: dict[str, Parameter] = {"database": self._feed.database, "table": self._feed.table}
-        if self._session.rows(REPLACES, table) == [[1]]:
+        if self._session.rows(query("table_replaces_rows"), table) == [[1]]:
             return
         self._session.execute(
             f"DELETE FROM {self._feed.target} WHERE {BLOCK_COLUMN} IN {{tokens:Array(String)}}",

@@ -210,16 +210,14 @@ class SparkBlockWriter:
         table = f"{DATABASE}.dead_letter_versions"
         errors = f"SELECT _offset, _feed_error AS error FROM {ROWS_TABLE}"
         self._session.execute(
-            f"INSERT INTO {table} SELECT {{feed:String}}, {{feed_id:UUID}},"
-            " {topic:String}, {topic_id:UUID}, {partition:Int32}, _offset,"
-            " if(now.error != '', now.error, known.error), greatest(now64(3, 'UTC'),"
-            " addMilliseconds(known.time, 1), fromUnixTimestamp64Milli({asked_ms:Int64}, 'UTC')),"
-            " now.error = ''"
-            f" FROM (SELECT _offset, max(error) AS error FROM ({errors}) GROUP BY _offset) AS now"
-            f" LEFT JOIN (SELECT offset, error, time FROM {table} FINAL WHERE {_IS_PARTITION}"
-            " AND NOT replayed AND offset >= {first:Int64} AND offset < {end:Int64}) AS known"
-            " ON known.offset = now._offset WHERE (now.error != '' OR known.error != '')"
-            f" AND {self._fence.condition} {AS_ONE_BLOCK}",
+            query(
+                "spark_store_dead_letters",
+                table=table,
+                errors=errors,
+                is_partition=_IS_PARTITION,
+                fence=self._fence.condition,
+                settings=AS_ONE_BLOCK,
+            ),
             {
                 "feed": self._feed.name,
                 "feed_id": self._feed.feed_id,

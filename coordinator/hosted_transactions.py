@@ -35,6 +35,7 @@ from brokerhouse.protocol.errors import (
     InvalidRegularExpression,
     KafkaError,
 )
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine, EngineError, Row
 from brokerhouse.storage.row_lane import RowLane, TableRows
 
@@ -225,24 +226,6 @@ def _log_failure(task: asyncio.Task[None]) -> None:
         log.error("bug: cannot end a transaction", exc_info=task.exception(), extra=counted())
 
 
-_READ = """
-SELECT
-    transactional_id, version, producer_id, producer_epoch, last_epoch, previous_producer_id,
-    next_producer_id, timeout_ms, state, client_version,
-    arrayMap(one -> one.1, partitions), arrayMap(one -> toString(one.2), partitions),
-    arrayMap(one -> one.3, partitions), groups,
-    toUnixTimestamp64Milli(start_time), toUnixTimestamp64Milli(update_time), removed
-FROM transaction_versions FINAL
-"""
-
-
-_MATCHING = """
-SELECT transactional_id
-FROM transaction_versions FINAL
-WHERE NOT removed AND match(transactional_id, concat('^(?-s:', {pattern:String}, ')$'))
-    AND replaceRegexpOne('', {pattern:String}, '') = ''
-"""
-"""The second condition refuses a pattern that is one only between the parentheses of the first."""
 _BAD_ARGUMENTS, _CANNOT_COMPILE_REGEXP = 36, 427
 
 
@@ -259,7 +242,8 @@ def transaction_row(
 
 async def read_transactions(engine: Engine) -> list[tuple[Transaction, int]]:
     """Every transactional id that has not expired, and its version. Raises `EngineError`."""
-    return [(_transaction(row), row[1]) for row in await engine.rows(_READ) if not row[-1]]
+    rows = await engine.rows(query("transactions"))
+    return [(_transaction(row), row[1]) for row in rows if not row[-1]]
 
 
 async def matching_ids(engine: Engine, pattern: str) -> set[str]:
@@ -268,11 +252,12 @@ async def matching_ids(engine: Engine, pattern: str) -> set[str]:
     Raises `InvalidRegularExpression`, and `EngineError`.
     """
     try:
-        return {row[0] for row in await engine.rows(_MATCHING, {"pattern": pattern})}
+        rows = await engine.rows(query("matching_transactions"), {"pattern": pattern})
     except EngineError as error:
         if error.code in (_BAD_ARGUMENTS, _CANNOT_COMPILE_REGEXP):
             raise InvalidRegularExpression(f"{pattern!r} is not a regular expression") from error
         raise
+    return {row[0] for row in rows}
 
 
 def _transaction(row: Row) -> Transaction:

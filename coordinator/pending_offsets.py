@@ -25,19 +25,11 @@ from brokerhouse.coordinator.offsets import CommittedOffsets
 from brokerhouse.coordinator.tables import TRANSACTION_OFFSETS
 from brokerhouse.coordinator.transaction_states import Producer
 from brokerhouse.protocol.errors import TransactionCoordinatorFenced
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine
 from brokerhouse.storage.row_lane import RowLane, TableRows
 
 _COORDINATORS_KEPT = 10_000
-_READ = """
-SELECT
-    group_id, producer_id, producer_epoch, topic, toString(topic_id), partition, offset,
-    leader_epoch, metadata, member_id, client_id, client_host, generation,
-    toUnixTimestamp64Milli(commit_time), version
-FROM transaction_offsets FINAL
-WHERE NOT ended
-ORDER BY version
-"""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +69,7 @@ class PendingOffsets:
     async def load(self, chosen: Callable[[str], bool]) -> None:
         """Read what has not ended in these groups. Raises `EngineError`."""
         self.unload(chosen)
-        for row in await self._engine.rows(_READ):
+        for row in await self._engine.rows(query("pending_offsets")):
             group_id, producer_id, epoch, topic, topic_id, partition, offset, *rest = row
             leader_epoch, metadata, member_id, client_id, host, generation, *when = rest
             time_ms, version = when

@@ -27,6 +27,7 @@ from brokerhouse.feeds.writer import (
     PartitionWriter,
     Session,
 )
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Parameter
 
 TABLES_MAX = 1000
@@ -53,8 +54,7 @@ class RouteWriter(PartitionWriter):
         [[dead_letters]] = await self._session.rows(f"SELECT count() {lost}", params)
         if dead_letters:
             await self._session.execute(
-                "INSERT INTO dead_letter_versions SELECT {feed:String}, {feed_id:UUID}, topic,"
-                f" topic_id, partition, offset, {_WHY}, now64(3, 'UTC'), false, 0 {lost}",
+                query("store_lost_records", why=_WHY, lost=lost),
                 {**params, "feed": feed.name, "feed_id": feed.feed_id},
             )
         return Counted(0, dead_letters)
@@ -78,9 +78,7 @@ class RouteWriter(PartitionWriter):
         [[taken]] = await self._session.rows(f"SELECT count() {found}", params)
         if taken:
             await self._session.execute(
-                f"INSERT INTO dead_letter_versions SELECT * REPLACE ({MARKED_AT} AS time,"
-                f" true AS replayed) FROM (SELECT * {DEAD} AND offset IN (SELECT offset {found}))",
-                params,
+                query("mark_routed_records", time=MARKED_AT, dead=DEAD, found=found), params
             )
         await self._renew_dead_letters(params)
         return Counted(0, before - taken)
@@ -94,9 +92,12 @@ class RouteWriter(PartitionWriter):
             one.options.route_value for one in feeds.values() if one.options.router == feed.feed_id
         }
         named = await self._session.rows(
-            f"SELECT DISTINCT named FROM ({_named(feed, records)})"
-            f" WHERE {_CAN_BE_NAMED} AND named NOT IN {{own:Array(String)}}"
-            f" ORDER BY named LIMIT {TABLES_MAX}",
+            query(
+                "tables_without_feed",
+                records=_named(feed, records),
+                can_be_named=_CAN_BE_NAMED,
+                limit=str(TABLES_MAX),
+            ),
             {**params, "own": sorted(own)},
         )
         others, unknown = [], []
@@ -137,8 +138,13 @@ class RouteWriter(PartitionWriter):
         if child.format is not Format.JSON:
             return []
         sample = await self._session.rows(
-            f"SELECT base64Encode(assumeNotNull(value)) {records} AND {WITH_VALUE}"
-            f" AND {child.condition} LIMIT {_SAMPLE_RECORDS}",
+            query(
+                "sample_values",
+                records=records,
+                with_value=WITH_VALUE,
+                condition=child.condition,
+                limit=str(_SAMPLE_RECORDS),
+            ),
             params,
         )
         return field_columns(parse_sample(base64.b64decode(text) for (text,) in sample))
@@ -168,10 +174,8 @@ def routed(feed: FeedDefinition, table: str) -> FeedDefinition:
 def _named(feed: FeedDefinition, records: str) -> str:
     """Records, and what they name as their table."""
     assert feed.options.route is not None, "a router has a route"
-    return (
-        "SELECT topic, topic_id, partition, offset,"
-        f" ifNull({feed.options.route.expression}, '') AS named {records} AND {WITH_VALUE}"
-    )
+    table = feed.options.route.expression
+    return query("records_with_table", table=table, records=records, with_value=WITH_VALUE)
 
 
 _LOST = "named NOT IN {own:Array(String)}"

@@ -16,21 +16,13 @@ from dataclasses import dataclass, replace
 from brokerhouse.feeds.definition import BLOCK_COLUMN, FeedDefinition, split_name
 from brokerhouse.feeds.inference import InferredColumn
 from brokerhouse.feeds.tables import adding, filled_table, made_like, making, preparing
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.cluster_sql import ClusterLayout
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.parameters import quoted
 from brokerhouse.storage.registry import RegistryServer
 
 log = logging.getLogger(__name__)
-
-_LOOK = """
-SELECT engine, create_table_query, (
-    SELECT count() FROM system.columns
-    WHERE database = {database:String} AND table = {table:String} AND name = {block:String}
-)
-FROM system.tables
-WHERE database = {database:String} AND name = {table:String}
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +141,8 @@ class FeedTables:
 
     async def _look(self, server: RegistryServer, feed: FeedDefinition) -> _TableThere:
         rows = await server.rows(
-            _LOOK, {"database": feed.database, "table": feed.table, "block": BLOCK_COLUMN}
+            query("feed_table_on_server"),
+            {"database": feed.database, "table": feed.table, "block": BLOCK_COLUMN},
         )
         if not rows:
             return _TableThere(server)
@@ -184,6 +177,12 @@ class FeedTables:
         if self._layout.distributed:
             whole = f"{database}.{quoted(feed.name.partition('.')[2])}"
             await to.server.execute(
-                f"CREATE TABLE IF NOT EXISTS {whole} AS {target}"
-                f" ENGINE = Distributed('{self._layout.name}', {database}, {quoted(feed.table)})"
+                query(
+                    "make_whole_feed_table",
+                    whole=whole,
+                    target=target,
+                    cluster=self._layout.name,
+                    database=database,
+                    table=quoted(feed.table),
+                )
             )

@@ -20,6 +20,7 @@ from brokerhouse.feeds.decoding.debezium import PACKED
 from brokerhouse.feeds.definition import BLOCK_COLUMN, Format
 from brokerhouse.feeds.paths import path_from_text
 from brokerhouse.feeds.values.layout import Column, RowLayout, uses
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import FileQuery
 from brokerhouse.storage.parameters import literal, quoted
 
@@ -83,11 +84,7 @@ VALUES_STRUCTURE = f"mark FixedString({MARK_BYTES}), offset Int64, value String"
 
 def columns_statement() -> str:
     """The columns of a table. Parameters: `database`, `table`."""
-    return (
-        "SELECT name, type, default_kind, default_expression, timezone() FROM system.columns"
-        " WHERE database = {database:String} AND table = {table:String}"
-        f" AND name != '{BLOCK_COLUMN}' ORDER BY position"
-    )
+    return query("feed_columns", block_column=BLOCK_COLUMN)
 
 
 def columns_of(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from brokerhouse.feeds.definition import BLOCK_COLUMN, Format
 from brokerhouse.feeds.inference import InferredColumn
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.cluster_sql import ClusterLayout
 from brokerhouse.storage.parameters import quoted
 from brokerhouse.storage.schema_files import REPLICATED_WINDOW_S
@@ -16,13 +17,6 @@ BLOCK_DEFINITION = (
 )
 WINDOW = 10_000
 """Blocks that a table remembers at least: a feeder that was paused for longer would be a danger."""
-
-REPLACES = (
-    "SELECT engine LIKE '%ReplacingMergeTree' FROM system.tables"
-    " WHERE database = {database:String} AND name = {table:String}"
-)
-"""Whether rows of the same key replace each other. Then the number of a block's rows says nothing
-about whether it is stored, and rows that are stored twice are one."""
 
 
 def local_name(table: str) -> str:
@@ -112,10 +106,13 @@ def making(
 ) -> str:
     """A statement that makes a table, without a sorting key."""
     kinds = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)
-    return (
-        f"CREATE TABLE IF NOT EXISTS {quoted(database)}.{quoted(table)} ({kinds},"
-        f" {BLOCK_DEFINITION}) ENGINE = {table_engine(database, table, replicated=replicated)}"
-        f" ORDER BY () SETTINGS {window_settings(replicated=replicated)}"
+    return query(
+        "make_feed_table",
+        table=f"{quoted(database)}.{quoted(table)}",
+        columns=kinds,
+        block_definition=BLOCK_DEFINITION,
+        engine=table_engine(database, table, replicated=replicated),
+        settings=window_settings(replicated=replicated),
     )
 
 

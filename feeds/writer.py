@@ -33,8 +33,8 @@ from brokerhouse.feeds.statements import (
     columns_of,
     columns_statement,
 )
-from brokerhouse.feeds.tables import REPLACES
 from brokerhouse.feeds.values.layout import RowLayout
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine, EngineError, FileQuery, Parameter, Row, TokenUsed
 
 MAX_OFFSET = (1 << 63) - 1
@@ -99,8 +99,7 @@ class FeedSource:
 async def first_since(engine: Engine, source: FeedSource, timestamp_ms: int) -> int | None:
     """The first offset there with this timestamp or a later one. Raises `EngineError`."""
     rows = await engine.rows(
-        f"SELECT min(offset) {SOURCE_WITHOUT_TRANSACTIONS}"
-        " AND timestamp_ms >= {timestamp:Int64} HAVING count() > 0",
+        query("first_offset_since", source=SOURCE_WITHOUT_TRANSACTIONS),
         {**source.range(Offsets(0, MAX_OFFSET)), "timestamp": timestamp_ms},
     )
     return int(rows[0][0]) if rows else None
@@ -157,11 +156,7 @@ class PartitionWriter(ABC):
 
         So a replay is over when no dead letter is older than it. `params`: those of `DEAD`.
         """
-        await self._session.execute(
-            f"INSERT INTO dead_letter_versions SELECT * REPLACE ({MARKED_AT} AS time)"
-            f" FROM (SELECT * {DEAD})",
-            params,
-        )
+        await self._session.execute(query("renew_dead_letters", time=MARKED_AT, dead=DEAD), params)
 
     async def cut(self, source: FeedSource, offsets: Offsets, max_bytes: int) -> Offsets | None:
         """The beginning of a range that has at most `max_bytes` of values, or one record.
@@ -174,9 +169,7 @@ class PartitionWriter(ABC):
                 return None
             offsets = Offsets(offsets.first, min(undecided, offsets.end))
         [[end]] = await self._session.rows(
-            "SELECT min(offset) FROM (SELECT offset, sum(length(value)) OVER (ORDER BY offset"
-            f" ROWS UNBOUNDED PRECEDING) AS bytes {SOURCE_WITHOUT_TRANSACTIONS})"
-            " WHERE bytes > {max_bytes:Int64} AND offset > {first:Int64}",
+            query("first_offset_beyond", source=SOURCE_WITHOUT_TRANSACTIONS),
             {**source.range(offsets), "max_bytes": max_bytes},
         )
         return Offsets(offsets.first, end or offsets.end)
@@ -226,7 +219,7 @@ class BlockWriter(PartitionWriter):
         self, feed: FeedDefinition, token: str, *, with_later: bool = False
     ) -> None:
         table: dict[str, Parameter] = {"database": feed.database, "table": feed.table}
-        if await self._session.rows(REPLACES, table) == [[1]]:
+        if await self._session.rows(query("table_replaces_rows"), table) == [[1]]:
             return
         statements = await self._statements(feed)
         if await self._stored(statements, token):
@@ -365,21 +358,21 @@ class BlockWriter(PartitionWriter):
     ) -> None:
         """Dead letters whose records fit now. `rows`: SQL for what each counts in `rows`."""
         await self._session.execute(
-            f"INSERT INTO dead_letter_versions SELECT dead.* REPLACE ({MARKED_AT} AS time,"
-            f" true AS replayed, {rows} AS rows) FROM (SELECT * {dead}"
-            f" AND offset NOT IN {MISFITS} AND offset IN {UNDERSTOOD}) AS dead LEFT JOIN"
-            f" (SELECT _offset, count() AS rows FROM {ROWS_TABLE} GROUP BY _offset) AS made"
-            " ON made._offset = dead.offset",
+            query(
+                "mark_mended_records",
+                time=MARKED_AT,
+                rows=rows,
+                dead=dead,
+                misfits=MISFITS,
+                understood=UNDERSTOOD,
+                rows_table=ROWS_TABLE,
+            ),
             {"asked_ms": 0, **params, "feed_id": feed.feed_id},
         )
 
     async def _dead_letters(self, feed: FeedDefinition, params: Mapping[str, Parameter]) -> None:
         await self._session.execute(
-            "INSERT INTO dead_letter_versions"
-            " SELECT {feed:String}, {feed_id:UUID}, {topic:String}, {topic_id:UUID},"
-            " {partition:Int32}, _offset, any(_feed_error),"
-            f" greatest(now64(3, 'UTC'), {_ASKED_AT}), false, 0 FROM {ROWS_TABLE}"
-            " WHERE _feed_error != '' GROUP BY _offset",
+            query("store_dead_letters", rows_table=ROWS_TABLE, asked_at=_ASKED_AT),
             {"asked_ms": 0, **params, "feed": feed.name, "feed_id": feed.feed_id},
         )
 

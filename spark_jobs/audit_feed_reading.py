@@ -15,7 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from brokerhouse.feeds.definition import BLOCK_COLUMN
-from brokerhouse.feeds.tables import REPLACES, local_name
+from brokerhouse.feeds.tables import local_name
 from brokerhouse.spark_jobs.audit_feeds import BLOCKS, STORED, feed_findings
 from brokerhouse.spark_jobs.job import JobRun
 from brokerhouse.spark_jobs.progress import counted
@@ -150,7 +150,8 @@ def _there(
 
 
 def _replaces(servers: SqlServers, database: str, table: str) -> bool:
-    return servers.rows(REPLACES, {"database": database, "table": table}) == [[1]]
+    found = servers.rows(query("table_replaces_rows"), {"database": database, "table": table})
+    return found == [[1]]
 
 
 def _rows_query(one: _FedTable) -> Query:

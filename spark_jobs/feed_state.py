@@ -5,7 +5,9 @@ All of it is in the database `brokerhouse_feeds` of the target. The states are k
 with a row for each version of a key, whose deduplication token is the key and the version: of
 several that write the same version, ClickHouse stores the first, and each reads whose it is.
 
-`table_feed_blocks` has the columns that it has in a broker, `dead_letter_versions` all but `rows`.
+`table_feed_blocks` and `dead_letter_versions` are made by the files of sql/schema/ that also make
+them in a broker. No job writes or reads the column `rows` of `dead_letter_versions`, which tables
+of earlier versions do not have.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from brokerhouse.spark_jobs.sql_client import SqlDenied, SqlFailure, SqlRefused,
 from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import EngineError, Parameter, Row
 from brokerhouse.storage.registry import KeeperRegistry, Versioned
+from brokerhouse.storage.schema_files import FileKind, Rendering, schema_files
 
 T = TypeVar("T")
 
@@ -34,22 +37,8 @@ DATABASE = "brokerhouse_feeds"
 _REGISTRY = "registry"
 _OLD_VERSIONS = 1000
 """So many changes of a key are kept, and removed together."""
-_KEEPER_MAP = (
-    f"CREATE TABLE IF NOT EXISTS {_REGISTRY} (key String, value String)"
-    f" ENGINE = KeeperMap('/{DATABASE}/{_REGISTRY}') PRIMARY KEY key"
-)
-_MERGE_TREE = (
-    f"CREATE TABLE IF NOT EXISTS {_REGISTRY} (key String, version UInt64, writer String,"
-    " value String, time DateTime64(6, 'UTC') DEFAULT now64(6)) ENGINE = MergeTree"
-    f" ORDER BY (key, version) SETTINGS non_replicated_deduplication_window = {WINDOW}"
-)
-_TABLES = {
-    "table_feed_blocks": "spark_feed_blocks",
-    "dead_letter_versions": "spark_dead_letter_versions",
-    "dead_letters": "spark_dead_letters",
-}
-"""Each with the file of sql/queries that makes it. tests/unit/test_queries.py compares them with a
-broker's."""
+_OF_BROKER = ("table_feed_blocks", "dead_letter_versions", "dead_letters")
+"""Tables, and a view on them, that a broker has, too."""
 # The first of a version has won it; a second one is only there if its token was forgotten.
 _NEWEST = f"FROM {_REGISTRY} WHERE key = {{key:String}} ORDER BY version DESC, time, writer LIMIT 1"
 
@@ -152,8 +141,7 @@ class TokenFeedRegistry:
 
     def _writers(self, key: str, version: int) -> list[str]:
         rows = self.servers.rows(
-            f"SELECT writer FROM {_REGISTRY} WHERE key = {{key:String}}"
-            " AND version >= {version:UInt64} ORDER BY version DESC, time, writer",
+            query("spark_registry_writers", table=_REGISTRY),
             {"key": key, "version": version},
         )
         return [writer for (writer,) in rows]
@@ -175,13 +163,13 @@ def open_registry(servers: SqlServers) -> tuple[SqlServers, FeedRegistry]:
     here = open_dead_letters(servers)
     if not (engine := _engine(here)):
         try:
-            here.execute(_KEEPER_MAP)
+            here.execute(query("spark_registry_in_keeper", database=DATABASE, table=_REGISTRY))
         except SqlRefused as error:
             if len(servers.urls) > 1:
                 raise SqlRefused(
                     f"several servers need Keeper and the setting keeper_map_path_prefix: {error}"
                 ) from error
-            here.execute(_MERGE_TREE)
+            here.execute(query("spark_registry_by_token", table=_REGISTRY, window=str(WINDOW)))
         engine = _engine(here)  # somebody else may have been faster
     return here, _of_engine(here, engine)
 
@@ -194,17 +182,23 @@ def open_dead_letters(servers: SqlServers) -> SqlServers:
     here, elsewhere = replace(servers, database=DATABASE), replace(servers, database=None)
     try:
         elsewhere.execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
-        for name in _TABLES.values():
-            here.execute(query(name, database=DATABASE))
+        for statement in _definitions():
+            here.execute(statement)
     except SqlDenied:
-        [[count]] = elsewhere.rows(
-            "SELECT toInt64(count()) FROM system.tables WHERE database = {d:String}"
-            " AND has({names:Array(String)}, name)",
-            {"d": DATABASE, "names": list(_TABLES)},
-        )
-        if count < len(_TABLES):
+        [[count]] = elsewhere.rows(query("count_tables"), {"d": DATABASE, "names": _OF_BROKER})
+        if count < len(_OF_BROKER):
             raise
     return here
+
+
+def _definitions() -> list[str]:
+    """The statements that make `_OF_BROKER`."""
+    here = Rendering(DATABASE)
+    return [
+        here.fill_in(file, file.statement, _OF_BROKER)
+        for file in schema_files()
+        if file.subject in _OF_BROKER and file.kind in (FileKind.TABLE, FileKind.VIEW)
+    ]
 
 
 def check_dead_letters(servers: SqlServers) -> None:
@@ -272,8 +266,7 @@ def next_offsets(
 def dead_letters_of(servers: SqlServers, name: str, topics: Mapping[str, str]) -> int:
     """How many dead letters the feed has of these topics. Raises SqlFailure."""
     [[count]] = servers.rows(
-        f"SELECT toInt64(count()) FROM {DATABASE}.dead_letters WHERE feed = {{feed:String}}"
-        " AND has({topic_ids:Array(String)}, toString(topic_id))",
+        query("spark_count_dead_letters", database=DATABASE),
         {"feed": name, "topic_ids": list(topics.values())},
     )
     return int(count)

@@ -26,11 +26,11 @@ from brokerhouse.feeds.statements import (
     VALUES_TABLE,
     BlockStatements,
 )
-from brokerhouse.feeds.tables import REPLACES
 from brokerhouse.feeds.values.layout import Column
 from brokerhouse.feeds.writer import FeedSource
 from brokerhouse.spark_jobs.feed_state import DATABASE, Fence
 from brokerhouse.spark_jobs.sql_client import HttpSession, SqlServers
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Parameter, TokenUsed
 from brokerhouse.storage.parameters import quoted
 
@@ -143,7 +143,7 @@ class SparkBlockWriter:
         Where rows replace each other they stay (feeds/writer.py).
         """
         table: dict[str, Parameter] = {"database": self._feed.database, "table": self._feed.table}
-        if self._session.rows(REPLACES, table) == [[1]]:
+        if self._session.rows(query("table_replaces_rows"), table) == [[1]]:
             return
         self._session.execute(
             f"DELETE FROM {self._feed.target} WHERE {BLOCK_COLUMN} IN {{tokens:Array(String)}}",
@@ -210,16 +210,14 @@ class SparkBlockWriter:
         table = f"{DATABASE}.dead_letter_versions"
         errors = f"SELECT _offset, _feed_error AS error FROM {ROWS_TABLE}"
         self._session.execute(
-            f"INSERT INTO {table} SELECT {{feed:String}}, {{feed_id:UUID}},"
-            " {topic:String}, {topic_id:UUID}, {partition:Int32}, _offset,"
-            " if(now.error != '', now.error, known.error), greatest(now64(3, 'UTC'),"
-            " addMilliseconds(known.time, 1), fromUnixTimestamp64Milli({asked_ms:Int64}, 'UTC')),"
-            " now.error = ''"
-            f" FROM (SELECT _offset, max(error) AS error FROM ({errors}) GROUP BY _offset) AS now"
-            f" LEFT JOIN (SELECT offset, error, time FROM {table} FINAL WHERE {_IS_PARTITION}"
-            " AND NOT replayed AND offset >= {first:Int64} AND offset < {end:Int64}) AS known"
-            " ON known.offset = now._offset WHERE (now.error != '' OR known.error != '')"
-            f" AND {self._fence.condition} {AS_ONE_BLOCK}",
+            query(
+                "spark_store_dead_letters",
+                table=table,
+                errors=errors,
+                is_partition=_IS_PARTITION,
+                fence=self._fence.condition,
+                settings=AS_ONE_BLOCK,
+            ),
             {
                 "feed": self._feed.name,
                 "feed_id": self._feed.feed_id,

@@ -1,1 +1,1 @@
-"""SQL: schema/ has the tables and views, queries/ the long queries, http/ the HTTP interface."""
+"""SQL: schema/ has the tables and views, queries/ the long statements, http/ the HTTP interface."""

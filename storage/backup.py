@@ -24,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
 
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.backup_files import (
     CLICKHOUSE,
     ENGINE_D,
@@ -122,8 +123,7 @@ class Backups:
         """The last migration that was applied, and the id of the cluster."""
         try:
             ((schema, cluster_id),) = await self._engine.rows(
-                f"SELECT max(number), (SELECT argMax(value, version) FROM {DATABASE}.cluster_state"
-                f" WHERE key = 'cluster_id') FROM {DATABASE}.schema_migrations"
+                query("schema_and_cluster_id", database=DATABASE)
             )
         except EngineError as error:
             raise BackupError(
@@ -147,10 +147,7 @@ class Backups:
     async def _run_backup(self, link: str, clickhouse: Path) -> float:
         """Run BACKUP. Returns how many seconds the tables stood still."""
         engine = self._engine.embedded
-        databases = await engine.rows(
-            "SELECT name FROM system.databases"
-            " WHERE name NOT IN ('system', 'INFORMATION_SCHEMA', 'information_schema')"
-        )
+        databases = await engine.rows(query("databases_to_back_up"))
         names = ", ".join(f"DATABASE {quoted(name)}" for (name,) in databases)
         statement = f"BACKUP {names} TO File('{link}/{CLICKHOUSE}')"
         backup: asyncio.Task[None] | None = None

@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 
 from brokerhouse.common.counted_lines import counted
 from brokerhouse.protocol.columns import block_without_rows
+from brokerhouse.sql.queries import query
 from brokerhouse.storage._merge_blocks import block_columns, merge_blocks
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.journal import JournaledEngine
@@ -160,18 +161,8 @@ class BlockIntake:
         """Whether the table has the columns of a block, and nothing that may refuse their rows."""
         embedded = self._journal.embedded
         place = {"database": embedded.database, "table": table}
-        plain = await embedded.rows(
-            "SELECT 1 FROM system.tables WHERE database = {database:String}"
-            " AND name = {table:String} AND endsWith(engine, 'MergeTree')"
-            " AND NOT startsWith(engine, 'Replicated')"
-            " AND position(create_table_query, ' CONSTRAINT ') = 0",
-            place,
-        )
-        rows = await embedded.rows(
-            "SELECT name, type FROM system.columns WHERE database = {database:String}"
-            " AND table = {table:String} AND default_kind NOT IN ('ALIAS', 'MATERIALIZED')",
-            place,
-        )
+        plain = await embedded.rows(query("is_plain_table"), place)
+        rows = await embedded.rows(query("columns_to_insert"), place)
         types = {str(name): str(kind) for name, kind in rows}
         return (
             plain == [[1]]

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from xml.sax.saxutils import escape
 
 from brokerhouse.common.counted_lines import counted
+from brokerhouse.sql.queries import query
 from brokerhouse.storage._result_bytes import result_bytes
 from brokerhouse.storage.backup_files import BACKUP_FOLDER
 from brokerhouse.storage.block_file import BlockFile, Join
@@ -293,11 +294,7 @@ class EmbeddedEngine:
 
     async def damaged_parts(self) -> list[str]:
         """Paths of the parts that the engine has detached because they are damaged."""
-        rows = await self.rows(
-            "SELECT path FROM system.detached_parts"
-            " WHERE database = {database:String} AND startsWith(name, 'broken') ORDER BY path",
-            {"database": self.database},
-        )
+        rows = await self.rows(query("damaged_parts"), {"database": self.database})
         return [path for (path,) in rows]
 
     async def close(self) -> None:

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from brokerhouse.common.counted_lines import counted
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.data_directory import DataDirectoryError
 from brokerhouse.storage.disk_reserve import NOT_ENOUGH_SPACE, DiskReserve
 from brokerhouse.storage.embedded import EmbeddedEngine
@@ -320,10 +321,7 @@ class JournaledEngine:
         await self._rounds.recycle()
         await self._pace.recover()
         constrained = await self.embedded.rows(
-            "SELECT name FROM system.tables WHERE database = {database:String}"
-            " AND engine NOT IN ('View', 'MaterializedView')"  # their definitions are long
-            " AND position(create_table_query, ' CONSTRAINT ') > 0",
-            {"database": self.embedded.database},
+            query("tables_with_constraint"), {"database": self.embedded.database}
         )
         self._one_by_one = frozenset(name for (name,) in constrained)
 

@@ -15,6 +15,7 @@ from contextlib import suppress
 from uuid import UUID, uuid4
 
 from brokerhouse.common.tasks import cancel
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.embedded import EmbeddedEngine
 from brokerhouse.storage.engine import EngineError, NativeBlock, Parameter, StorageFault
 from brokerhouse.storage.journal_drain import DrainLimits, DrainStream, inserts_of
@@ -47,15 +48,18 @@ class FoundRecords:
                 if not self._columns:
                     self._columns = insert.columns
                     await engine.execute(
-                        f"CREATE TABLE {self._table} ENGINE = Memory AS"
-                        f" SELECT {insert.columns} FROM {engine.database}.{LOG_TABLE} LIMIT 0"
+                        query(
+                            "make_log_in_memory",
+                            table=self._table,
+                            columns=insert.columns,
+                            log=f"{engine.database}.{LOG_TABLE}",
+                        )
                     )
                 await engine.insert_blocks(
                     LOG, _TABLE, insert.columns, insert.blocks, str(uuid4()), insert.join
                 )
         for topic_id, partition, first, end in await engine.rows(
-            "SELECT topic_id, partition, min(offset), max(offset) + 1"
-            f" FROM {self._table} GROUP BY topic_id, partition"
+            query("ranges_in_memory", table=self._table)
         ):
             self._ranges[UUID(topic_id), partition] = first, end
 
@@ -78,11 +82,7 @@ class FoundRecords:
         if LOG in streams_of(_NAMED.sub("", _LITERAL.sub("", sql))):
             return None
         log, key = f"{self._engine.database}.{LOG_TABLE}", ", ".join(LOG_KEY)
-        both = (
-            f"(SELECT {self._columns} FROM {log} UNION ALL SELECT {self._columns}"
-            f" FROM {self._table} WHERE ({key}) NOT IN (SELECT {key} FROM {log}"
-            f" WHERE append_time >= (SELECT min(append_time) FROM {self._table})))"
-        )
+        both = query("log_with_found", columns=self._columns, log=log, found=self._table, key=key)
         return _NAMED.sub(rf"\1 {both}", sql)
 
     def forget_when_drained(self, stream: DrainStream) -> None:

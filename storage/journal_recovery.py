@@ -14,6 +14,7 @@ import logging
 from collections.abc import Collection, Sequence
 from uuid import uuid4
 
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.disk_reserve import KEEP_FREE_BYTES, NOT_ENOUGH_SPACE
 from brokerhouse.storage.embedded import EmbeddedEngine
 from brokerhouse.storage.engine import EngineError
@@ -115,9 +116,7 @@ async def _insert_missing(engine: EmbeddedEngine, insert: TableInsert) -> None:
     columns = insert.columns
     table, some = f"{engine.database}.{LOG_TABLE}", f"{engine.database}.journal_round"
     await engine.execute(f"DROP TABLE IF EXISTS {some} SYNC")
-    await engine.execute(
-        f"CREATE TABLE {some} ENGINE = Memory AS SELECT {columns} FROM {table} LIMIT 0"
-    )
+    await engine.execute(query("make_log_in_memory", table=some, columns=columns, log=table))
     await engine.insert_blocks(
         LOG, "journal_round", columns, insert.blocks, str(uuid4()), insert.join
     )
@@ -127,17 +126,21 @@ async def _insert_missing(engine: EmbeddedEngine, insert: TableInsert) -> None:
         f" AND append_time <= (SELECT max(append_time) FROM {some})"
     )
     there = await engine.rows(
-        f"SELECT any(topic), toString(topic_id), partition, {PARTITION_KEY}, min(offset),"
-        " max(offset) + 1 FROM (SELECT topic, topic_id, partition, offset, offset - row_number()"
-        " OVER (PARTITION BY topic_id, partition ORDER BY offset) AS gaps"
-        f" FROM {table} WHERE {same_time} AND ({key}) IN (SELECT {key} FROM {some}))"
-        " GROUP BY topic_id, partition, gaps ORDER BY ALL"
+        query(
+            "ranges_of_round",
+            partition_key=PARTITION_KEY,
+            log=table,
+            some=some,
+            same_time=same_time,
+            key=key,
+        )
     )
     if there:
         await engine.failed_views.found_after_kill([LogRange(*row) for row in there])
     missing = engine.read_native(
-        f"SELECT {columns} FROM {some}"
-        f" WHERE ({key}) NOT IN (SELECT {key} FROM {table} WHERE {same_time})",
+        query(
+            "rows_not_in_log", columns=columns, log=table, some=some, same_time=same_time, key=key
+        ),
         {},
         1 << 30,
     )

@@ -21,6 +21,7 @@ import asyncio
 import logging
 
 from brokerhouse.common.tasks import cancel, event_within
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.disk_reserve import LOW_BYTES
 from brokerhouse.storage.embedded import EmbeddedEngine
 from brokerhouse.storage.engine import EngineError
@@ -47,9 +48,7 @@ class MergePace:
     async def recover(self) -> None:
         """Remove what a crash left behind. Raises `EngineError`."""
         rows = await self._engine.rows(
-            "SELECT count() FROM system.tables"
-            " WHERE database = {database:String} AND name = {table:String}"
-            " AND position(create_table_query, {setting:String}) > 0",
+            query("table_has_setting"),
             {"database": self._engine.database, "table": LOG_TABLE, "setting": SETTING},
         )
         if rows[0][0]:

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine, EngineError, Parameter, Row
 
 LOOK_ANYWAY_S: Final = 30.0
@@ -103,11 +104,7 @@ class TableRegistry:
         return Versioned(*rows[0]) if rows else None
 
     async def list(self, prefix: str) -> dict[str, Versioned]:
-        rows = await self._engine.rows(
-            "SELECT key, argMax(value, version), max(version) FROM cluster_state"
-            " WHERE startsWith(key, {prefix:String}) GROUP BY key ORDER BY key",
-            {"prefix": prefix},
-        )
+        rows = await self._engine.rows(query("list_cluster_state"), {"prefix": prefix})
         return {key: Versioned(value, version) for key, value, version in rows}
 
     async def compare_and_set(self, key: str, expected: Versioned | None, value: str) -> bool:
@@ -126,8 +123,7 @@ class TableRegistry:
             new = {key: value for key, value in values.items() if key not in found}
             if new:
                 await self._engine.execute(
-                    "INSERT INTO cluster_state SELECT one.1, 1, one.2 FROM (SELECT arrayJoin("
-                    "arrayZip({keys:Array(String)}, {values:Array(String)})) AS one)",
+                    query("create_in_cluster_state"),
                     {"keys": list(new), "values": list(new.values())},
                 )
             return {key: Versioned(value, 1) for key, value in new.items()}
@@ -218,9 +214,7 @@ class KeeperRegistry:
                 try:
                     # Keeper creates all of them or none.
                     await self._engine.execute(
-                        f"INSERT INTO {self._table} (key, value) {_KEEPER_SETTINGS} SELECT one.1,"
-                        " concat({mark:String}, {no_marks:String}, one.2) FROM (SELECT arrayJoin("
-                        "arrayZip({keys:Array(String)}, {values:Array(String)})) AS one)",
+                        query("create_in_registry", table=self._table, settings=_KEEPER_SETTINGS),
                         {
                             "mark": mark,
                             "no_marks": _NO_MARKS,
@@ -244,8 +238,7 @@ class KeeperRegistry:
 
     async def _read_all(self, keys: Iterable[str]) -> dict[str, _Stored]:
         rows = await self._engine.rows(
-            f"SELECT key, value, _version FROM {self._table}"
-            f" WHERE key IN (SELECT arrayJoin({{keys:Array(String)}})) {_KEEPER_SETTINGS}",
+            query("read_from_registry", table=self._table, settings=_KEEPER_SETTINGS),
             {"keys": list(keys)},
         )
         return {key: _stored(rest) for key, *rest in rows}
@@ -260,15 +253,16 @@ class KeeperRegistry:
     ) -> tuple[str, Mapping[str, Parameter]]:
         """A statement that sets `key` if it is as `expected`, and its parameters."""
         if expected is None:
-            statement = (
-                f"INSERT INTO {self._table} (key, value) {_KEEPER_SETTINGS}"
-                " SELECT {key:String}, concat({mark:String}, {no_marks:String}, {value:String})"
+            statement = query(
+                "create_key_in_registry", table=self._table, settings=_KEEPER_SETTINGS
             )
         else:
-            statement = (
-                f"ALTER TABLE {self._table} UPDATE value = concat({{mark:String}},"
-                f" substring(value, 1, {len(_NO_MARKS)}), {{value:String}})"
-                f" WHERE {_AS_EXPECTED} {_KEEPER_SETTINGS}"
+            statement = query(
+                "change_key_in_registry",
+                table=self._table,
+                kept=str(len(_NO_MARKS)),
+                as_expected=_AS_EXPECTED,
+                settings=_KEEPER_SETTINGS,
             )
         params = {"mark": mark, "no_marks": _NO_MARKS, "value": value, **_where(key, expected)}
         return statement, params

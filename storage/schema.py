@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import DATABASE, Engine
 from brokerhouse.storage.schema_files import (
     ROW_BYTES_BY_SIZES,
@@ -87,11 +88,7 @@ async def _check_all_there(engine: Engine) -> None:
 
 async def make_history(engine: Engine, database: str) -> None:
     """Create `schema_migrations`, if it does not exist yet."""
-    await engine.execute(
-        f"CREATE TABLE IF NOT EXISTS {database}.schema_migrations"
-        " (number UInt32, name String, applied_at DateTime64(3, 'UTC') DEFAULT now64(3))"
-        " ENGINE = MergeTree ORDER BY number"
-    )
+    await engine.execute(query("make_schema_migrations", database=database))
 
 
 async def history(engine: Engine, database: str) -> set[int]:
@@ -107,9 +104,7 @@ async def record_applied(engine: Engine, database: str, done: Sequence[Migration
     one of them allows.
     """
     await engine.execute(
-        f"INSERT INTO {database}.schema_migrations (number, name)"
-        " SELECT toUInt32(one.1), one.2 FROM"
-        " (SELECT arrayJoin(arrayZip({numbers:Array(String)}, {names:Array(String)})) AS one)",
+        query("record_migrations", database=database),
         {
             "numbers": [str(migration.number) for migration in done],
             "names": [migration.name for migration in done],

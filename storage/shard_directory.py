@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.cluster_sql import SHARD_DATABASE
 from brokerhouse.storage.data_directory import DataDirectoryError
 from brokerhouse.storage.embedded import EmbeddedEngine
@@ -27,21 +28,6 @@ from brokerhouse.storage.schema import history, migrations
 from brokerhouse.storage.schema_files import SchemaError, tables_behind
 
 log = logging.getLogger(__name__)
-
-_IS_SINGLE = (
-    "SELECT count() FROM system.tables"
-    f" WHERE database = '{DATABASE}' AND name = 'schema_migrations'"
-    f" AND NOT (SELECT count() > 0 FROM system.databases WHERE name = '{SHARD_DATABASE}')"
-)
-# Views would go on reading a database that does not exist any more; materialized views would miss
-# every record. Tables with rows may mention it in a comment.
-_READERS = (
-    "SELECT concat(database, '.', name) FROM system.tables"
-    f" WHERE NOT (database = '{DATABASE}' AND has({{own:Array(String)}}, name))"
-    " AND database NOT IN ('system', 'information_schema', 'INFORMATION_SCHEMA')"
-    " AND engine NOT LIKE '%MergeTree'"
-    f" AND match(create_table_query, '\\\\b{DATABASE}\\\\b') ORDER BY ALL"
-)
 
 
 def refuse_shard(data_dir: Path) -> None:
@@ -58,7 +44,9 @@ async def become_shard(engine: EmbeddedEngine) -> bool:
 
     The journal must not be open. Raises `SchemaError` and `EngineError`.
     """
-    [[is_single]] = await engine.rows(_IS_SINGLE)
+    [[is_single]] = await engine.rows(
+        query("is_single_directory", database=DATABASE, shard_database=SHARD_DATABASE)
+    )
     if not is_single:
         return False
     newest = migrations()[-1].number
@@ -68,7 +56,8 @@ async def become_shard(engine: EmbeddedEngine) -> bool:
             f"{applied}, this version knows {newest}): start that version"
         )
     own = [*tables_behind(), "schema_migrations"]
-    readers = [name for (name,) in await engine.rows(_READERS, {"own": own})]
+    reading = query("readers_of_database", database=DATABASE)
+    readers = [name for (name,) in await engine.rows(reading, {"own": own})]
     if readers:
         raise SchemaError(
             f"{', '.join(readers)} would not find the tables of {DATABASE} any more, which are in"

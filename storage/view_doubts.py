@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.log_views import (
     PARTITION_KEY,
     Handle,
@@ -25,7 +26,6 @@ log = logging.getLogger(__name__)
 
 _NAMED_MAX = 5
 """So many views and ranges a line of the log names."""
-_OF_VIEW = "database = {database:String} AND view = {view:String}"
 
 
 class InDoubt(Enum):
@@ -65,12 +65,7 @@ class ViewDoubts:
         for view in found:
             self._sql.run(
                 handle,
-                f"INSERT INTO {self._table}"
-                " (database, view, topic, topic_id, partition, first_offset, end_offset)"
-                " SELECT {database:String}, {view:String}, one.1, toUUID(one.2), toInt32(one.3),"
-                " toInt64(one.4), toInt64(one.5) FROM (SELECT arrayJoin(arrayZip("
-                "{topics:Array(String)}, {ids:Array(String)}, {partitions:Array(String)},"
-                " {firsts:Array(String)}, {ends:Array(String)})) AS one)",
+                query("store_view_doubts", table=self._table),
                 {
                     **view.parameters(),
                     "topics": [one.topic for one in ranges],
@@ -86,8 +81,7 @@ class ViewDoubts:
             return []
         rows = self._sql.rows(
             handle,
-            f"SELECT topic, toString(topic_id), partition, {PARTITION_KEY}, first_offset,"
-            f" end_offset FROM {self._table} FINAL WHERE {_OF_VIEW}",
+            query("view_doubts", table=self._table, partition_key=PARTITION_KEY),
             view.parameters(),
         )
         return [LogRange(*row) for row in rows]
@@ -98,9 +92,7 @@ class ViewDoubts:
             return
         self._sql.run(
             handle,
-            f"ALTER TABLE {self._table} DELETE WHERE {_OF_VIEW} AND has({{ranges:Array(String)}},"
-            " concat(toString(topic_id), ' ', toString(partition), ' ', toString(first_offset)))"
-            " SETTINGS mutations_sync = 1",
+            query("forget_view_doubts", table=self._table),
             {
                 **view.parameters(),
                 "ranges": [f"{one.topic_id} {one.partition} {one.first}" for one in ranges],
@@ -109,11 +101,7 @@ class ViewDoubts:
 
     def behind(self, handle: Handle, view: View) -> set[View]:
         """The views that are filled with what this one writes to its table, and those behind."""
-        tables = self._sql.rows(
-            handle,
-            "SELECT database, name, concat('.inner_id.', toString(uuid)), create_table_query,"
-            " dependencies_database, dependencies_table FROM system.tables",
-        )
+        tables = self._sql.rows(handle, query("tables_and_views_on_them"))
         targets: dict[View, str] = {}
         on_table: dict[str, set[View]] = {}
         for database, name, inner, definition, databases, names in tables:

@@ -106,8 +106,7 @@ class ViewGuard:
                 return {}  # the tables of an older version, which are about to be completed
             rows = self._sql.rows(
                 handle,
-                f"SELECT database, view, state FROM {self._database}.failed_view_versions FINAL"
-                f" WHERE state != '{_ENDED}'",
+                query("failed_views_not_repaired", database=self._database, ended=_ENDED),
             )
             self._failed = {View(database, name): state for database, name, state in rows}
         return self._failed
@@ -269,10 +268,7 @@ class ViewGuard:
 
     def _stored(self, columns: str) -> str:
         """A query for columns of the version of a view that counts."""
-        return (
-            f"SELECT {columns} FROM {self._database}.failed_view_versions FINAL"
-            " WHERE database = {database:String} AND view = {view:String}"
-        )
+        return query("failed_view", columns=columns, database=self._database)
 
     def _fill_missed(self, handle: Handle, view: View) -> int:
         missed = self._missed(handle, view)
@@ -300,8 +296,7 @@ class ViewGuard:
         statement = (
             self._stored("definition, query, target")
             if view in self._known_failed(handle)
-            else "SELECT create_table_query, as_select, concat('.inner_id.', toString(uuid))"
-            " FROM system.tables WHERE database = {database:String} AND name = {view:String}"
+            else query("definition_of_view")
         )
         ((definition, select, inner),) = self._sql.rows(handle, statement, view.parameters())
         return definition, select, inner
@@ -342,9 +337,7 @@ class ViewGuard:
         self._store(handle, view, _ENDED, "")
         self._sql.run(
             handle,
-            f"ALTER TABLE {self._database}.failed_view_offsets DELETE"
-            " WHERE database = {database:String} AND view = {view:String}"
-            " SETTINGS mutations_sync = 1",
+            query("forget_missed_offsets", database=self._database),
             view.parameters(),
         )
         self._known_failed(handle).pop(view, None)

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from uuid import UUID
 
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.blocks import BOOL, INT32, INT64, UUIDS, Table
 from brokerhouse.storage.engine import Engine
 
@@ -35,11 +36,6 @@ CHECKPOINTS = Table(
     ),
 )
 
-_SELECT = (
-    "SELECT topic_id, partition, max(log_start_offset), max(next_offset_floor)"
-    " FROM partition_checkpoints"
-)
-
 
 async def read_checkpoints(
     engine: Engine, topic_ids: Iterable[UUID] | None = None
@@ -49,10 +45,10 @@ async def read_checkpoints(
     Raises `EngineError`.
     """
     if topic_ids is None:
-        rows = await engine.rows(f"{_SELECT} GROUP BY topic_id, partition")
+        rows = await engine.rows(query("stored_checkpoints", where=""))
     else:
         rows = await engine.rows(
-            f"{_SELECT} WHERE has({{topics:Array(UUID)}}, topic_id) GROUP BY topic_id, partition",
+            query("stored_checkpoints", where="WHERE has({topics:Array(UUID)}, topic_id)"),
             {"topics": sorted(str(topic_id) for topic_id in topic_ids)},
         )
     return {

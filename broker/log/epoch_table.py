@@ -23,6 +23,7 @@ from uuid import UUID
 
 from brokerhouse.broker.log.leader_epochs import known_epochs
 from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.blocks import INT32, INT64, UUIDS, Table
 from brokerhouse.storage.engine import Engine, Parameter
 from brokerhouse.storage.row_lane import TableRows
@@ -44,20 +45,6 @@ _Starts = Mapping[UUID, Mapping[int, list[tuple[int, int]]]]
 _TOPICS_NAMED = 1_000
 """A query for more topics reads all rows: 1,000 ids are 40 kB of parameters."""
 _RECORDS_READ = 20_000_000
-# A row for each topic: rows are what costs the event loop time.
-_STORED = (
-    "SELECT topic_id, groupArray(partition), groupArray(leader_epoch), groupArray(start_offset)"
-    " FROM leader_epochs WHERE {which} GROUP BY topic_id"
-)
-_IN_LOG = (
-    "SELECT topic_id, groupArray(partition), groupArray(leader_epoch), groupArray(first) FROM"
-    " (SELECT topic_id, partition, leader_epoch, min(offset) AS first FROM messages"
-    " WHERE {which} GROUP BY topic_id, partition, leader_epoch) GROUP BY topic_id"
-)
-_RECORDS = (
-    "SELECT sum(rows) FROM system.parts"
-    " WHERE database = currentDatabase() AND table = 'messages' AND active"
-)
 
 
 async def begin_epochs(engines: Sequence[Engine], logs: Collection[PartitionLog]) -> TableRows:
@@ -70,7 +57,7 @@ async def begin_epochs(engines: Sequence[Engine], logs: Collection[PartitionLog]
     if not logs:
         return TableRows(LEADER_EPOCHS, [])
     topic_ids = {one.topic_id for one in logs}
-    stored = [await _by_partition(engine, _STORED, topic_ids) for engine in engines]
+    stored = [await _by_partition(engine, "stored_epochs", topic_ids) for engine in engines]
     older = {one.topic_id for one in logs if one.high_watermark and not _starts(stored, one)}
     sources = [*stored, *[await _of_records(engine, older) for engine in engines if older]]
     rows: list[tuple[UUID, int, int, int]] = []
@@ -106,19 +93,19 @@ async def _of_records(engine: Engine, topic_ids: Collection[UUID]) -> _Starts:
     Reads the whole log, so only up to 20 million records (1 s). Of a larger one nothing is known:
     its epochs end where the first stored one begins.
     """
-    if (await engine.rows(_RECORDS))[0][0] > _RECORDS_READ:
+    if (await engine.rows(query("rows_in_parts", table="messages")))[0][0] > _RECORDS_READ:
         return {}
-    return await _by_partition(engine, _IN_LOG, topic_ids)
+    return await _by_partition(engine, "epochs_of_records", topic_ids)
 
 
-async def _by_partition(engine: Engine, question: str, topic_ids: Collection[UUID]) -> _Starts:
-    """One query, whatever the number of partitions; it may return other topics, too."""
+async def _by_partition(engine: Engine, name: str, topic_ids: Collection[UUID]) -> _Starts:
+    """The query of this name, once for all partitions; it may return other topics, too."""
     which, params = "1", dict[str, Parameter]()
     if len(topic_ids) <= _TOPICS_NAMED:
         which = "has({topics:Array(UUID)}, topic_id)"
         params["topics"] = sorted(str(topic_id) for topic_id in topic_ids)
     found: dict[UUID, dict[int, list[tuple[int, int]]]] = {}
-    for topic_id, *columns in await engine.rows(question.format(which=which), params):
+    for topic_id, *columns in await engine.rows(query(name, which=which), params):
         starts = found[UUID(topic_id)] = {}
         for partition, epoch, offset in zip(*columns, strict=True):
             starts.setdefault(partition, []).append((epoch, offset))

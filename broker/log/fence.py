@@ -29,6 +29,7 @@ from itertools import starmap
 from uuid import UUID
 
 from brokerhouse.common.clock import DAY_MS
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.blocks import (
     BOOL,
     DATETIME64_MS,
@@ -175,11 +176,7 @@ async def _is_stored_first(
 
 async def _is_visible(engine: Engine, key: _NumberKey, times_ms: Sequence[int]) -> bool:
     found = await engine.rows(
-        "SELECT uniqExact(append_time) FROM messages WHERE topic = ''"
-        " AND topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
-        " AND offset = {offset:Int64}"
-        " AND append_time >= fromUnixTimestamp64Milli({first_ms:Int64}, 'UTC')"
-        " AND append_time <= fromUnixTimestamp64Milli({last_ms:Int64}, 'UTC')",
+        query("count_fence_rows"),
         {
             "topic_id": str(key.topic_id),
             "partition": key.partition,
@@ -197,10 +194,7 @@ async def _remove(engine: Engine, session_id: int, partition: int, times_ms: Seq
         day = datetime.fromtimestamp(time_ms / 1000, UTC).date().isoformat()
         try:
             await engine.execute(
-                f"DELETE FROM messages IN PARTITION '{day}'"
-                " WHERE topic = '' AND topic_id = {topic_id:UUID}"
-                " AND partition = {partition:Int32}"
-                " SETTINGS lightweight_deletes_sync = 0",
+                query("remove_fence_rows", day=day),
                 {"topic_id": str(UUID(int=session_id)), "partition": partition},
             )
         except EngineError as error:

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from brokerhouse.broker.log.partition_sql import IS_PARTITION, parameters
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine
 
 _ROWS_LIKE_A_LOOKUP = 75_000  # rows that the scan reads in 3 ms
@@ -35,10 +36,7 @@ async def log_ends(engine: Engine, partitions: Iterable[Partition]) -> dict[tupl
 
 async def is_scan_cheaper(engine: Engine, lookups: int) -> bool:
     """Whether reading a few columns of all rows takes less time than so many lookups."""
-    rows = await engine.rows(
-        "SELECT sum(rows) FROM system.parts"
-        " WHERE database = currentDatabase() AND table = 'messages' AND active"
-    )
+    rows = await engine.rows(query("rows_in_parts", table="messages"))
     return bool(rows[0][0] < lookups * _ROWS_LIKE_A_LOOKUP)
 
 
@@ -54,8 +52,7 @@ async def _scan(engine: Engine) -> dict[tuple[UUID, int], int]:
 async def _look_up(engine: Engine, partition: Partition) -> int | None:
     name, topic_id, number = partition
     rows = await engine.rows(
-        f"SELECT offset FROM messages WHERE {IS_PARTITION}"
-        " ORDER BY topic DESC, partition DESC, offset DESC LIMIT 1",
+        query("last_stored_offset", is_partition=IS_PARTITION),
         parameters(name, topic_id, number),
     )
     return rows[0][0] + 1 if rows else None

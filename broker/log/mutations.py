@@ -8,16 +8,12 @@ rows.
 
 from __future__ import annotations
 
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine
 
 MUTATION_SETTINGS = "mutations_sync = 0, allow_nondeterministic_mutations = 1"
 
-_CHANGING = (
-    "SELECT 1 FROM system.mutations WHERE database = currentDatabase() AND table = {table:String}"
-    " AND NOT is_done LIMIT 1"
-)
-
 
 async def is_changing(engine: Engine, table: str) -> bool:
     """Whether an earlier statement is not done yet. Raises `EngineError`."""
-    return bool(await engine.rows(_CHANGING, {"table": table}))
+    return bool(await engine.rows(query("is_changing"), {"table": table}))

@@ -17,11 +17,6 @@ from brokerhouse.protocol._batches import BatchHeader
 from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine
 
-_CHECKPOINT = (
-    "SELECT count(), max(forgot_producers) FROM partition_checkpoints"
-    " WHERE topic_id = {topic_id:UUID} AND partition = {partition:Int32}"
-)
-
 _OF_PRODUCER = f"{IS_PARTITION} AND producer_id = {{producer_id:Int64}}"
 
 
@@ -96,7 +91,8 @@ async def _read_checkpoint(partition: PartitionLog, engines: Iterable[Engine]) -
     """Whether rows of the partition were deleted, and whether of producers without a state."""
     has_deleted = has_forgotten = False
     for engine in engines:
-        ((checkpoints, forgot),) = await engine.rows(_CHECKPOINT, log_parameters(partition))
+        rows = await engine.rows(query("deleted_of_partition"), log_parameters(partition))
+        ((checkpoints, forgot),) = rows
         has_deleted = has_deleted or checkpoints > 0
         has_forgotten = has_forgotten or bool(forgot)
     partition.has_deleted = partition.has_deleted or has_deleted

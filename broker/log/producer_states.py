@@ -51,11 +51,6 @@ _PORTIONS_READ = 8
 """So many of these are read together: each query reads the whole range again."""
 _NO_MARKER = -1
 
-_OLDER_ROW = (
-    f"SELECT 1 FROM messages WHERE {IS_IN_RANGE} AND producer_id >= 0"
-    " AND append_time < fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC') LIMIT 1"
-)
-
 _OLDER_ROWS = (
     f"{IS_IN_RANGE} AND producer_id >= {{producer_id:Int64}}"
     " AND append_time >= fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
@@ -117,7 +112,8 @@ class ProducerStates:
         }
         text = query("producer_ranges", condition=_OLDER_ROWS)
         for engine in self._row_sources.at_rest(log):
-            if not log.has_forgotten and await engine.rows(_OLDER_ROW, parameters):
+            expired = query("has_expired_rows", is_in_range=IS_IN_RANGE)
+            if not log.has_forgotten and await engine.rows(expired, parameters):
                 log.has_forgotten = True
             producer_id = 0
             while True:
@@ -165,33 +161,17 @@ def _known_ranges(log: PartitionLog, first: int, below: int) -> Iterator[Produce
             )
 
 
-# Markers are kept beside batches: they tell the coordinator, however much was written since.
-_LAST_RANGES = f"""
-SELECT topic_id, partition, producer_id, producer_epoch, control, shift
-FROM
-(
-    SELECT
-        topic_id, partition, producer_id, producer_epoch, control, shift, max(last_offset) AS last
-    FROM producer_states
-    GROUP BY topic_id, partition, producer_id, producer_epoch, control, shift
-)
-ORDER BY producer_epoch DESC, last DESC
-LIMIT {BATCHES_KEPT} BY topic_id, partition, producer_id, control
-"""
-# A replica that lacks rows deletes less, and the others then take its part.
 _EXPIRED = "append_time < fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC')"
-_NOTE_FORGOTTEN = f"""
-INSERT INTO partition_checkpoints
-    (topic_id, partition, log_start_offset, next_offset_floor, forgot_producers)
-SELECT DISTINCT topic_id, partition, 0, 0, true FROM producer_states WHERE {_EXPIRED}
-"""
-_DELETE = f"""
-ALTER TABLE producer_states DELETE
-WHERE {_EXPIRED}
-    OR topic_id IN (SELECT topic_id FROM topic_versions FINAL WHERE state = 'deleted')
-    OR (topic_id, partition, producer_id, producer_epoch, control, shift) NOT IN ({_LAST_RANGES})
-SETTINGS {MUTATION_SETTINGS}
-"""
+
+
+def delete_states() -> str:
+    """The statement of the sweep."""
+    return query(
+        "delete_producer_states",
+        expired=_EXPIRED,
+        kept=str(BATCHES_KEPT),
+        settings=MUTATION_SETTINGS,
+    )
 
 
 class ProducerStateSweep:
@@ -215,6 +195,6 @@ class ProducerStateSweep:
             return  # it waits for space
         if await self._engine.rows("SELECT 1 FROM producer_states LIMIT 1"):
             since = {"since_ms": max(now_ms - self._expiration_ms, 0)}
-            await self._engine.execute(_NOTE_FORGOTTEN, since)
-            await self._engine.execute(_DELETE, since)
+            await self._engine.execute(query("note_forgotten_producers", expired=_EXPIRED), since)
+            await self._engine.execute(delete_states(), since)
         self._swept_ms = now_ms

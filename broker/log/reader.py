@@ -32,6 +32,7 @@ from brokerhouse.common.counted_lines import counted
 from brokerhouse.common.timings import Timings
 from brokerhouse.protocol._encode_batches import EncodedBatch, encode_batches
 from brokerhouse.protocol.columns import READ_COLUMNS
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import EngineError, NativeBlock
 
 log = logging.getLogger(__name__)
@@ -46,10 +47,7 @@ _READ_AHEADS = 4
 _LOADING_BYTES = 64 << 20
 """Reads that run at once hold about this much, or one of them runs: blocks of large rows are
 large."""
-_SELECT = (
-    f"SELECT {', '.join(name for name, _ in READ_COLUMNS)} FROM messages WHERE {IS_IN_RANGE}"
-    " ORDER BY topic, partition, offset"
-)
+_COLUMNS = ", ".join(name for name, _ in READ_COLUMNS)
 
 
 @dataclass(eq=False, slots=True)
@@ -386,7 +384,8 @@ class ColdReader:
         if source.end is not None:
             end = min(end, source.end)
         params = log_parameters(partition) | {"first": offset, "end": end}
-        chunks = source.engine.read_native(_SELECT, params, _CHUNK_BYTES)
+        sql = query("read_records", columns=_COLUMNS, is_in_range=IS_IN_RANGE)
+        chunks = source.engine.read_native(sql, params, _CHUNK_BYTES)
         return OpenRead(partition, offset, end, chunks)
 
     async def _read_on(self, read: OpenRead, first: int) -> _Loaded:

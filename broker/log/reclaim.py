@@ -27,6 +27,7 @@ from brokerhouse.broker.log.checkpoints import Key
 from brokerhouse.broker.log.open_logs import OpenLogs
 from brokerhouse.broker.log.sweep import log_starts_below
 from brokerhouse.common.tasks import Outage, Periodic
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.disk_reserve import DiskReserve
 from brokerhouse.storage.engine import Engine, EngineError
 
@@ -34,26 +35,9 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 1.0
 _NO_SUCH_PART = 232
-_PARTS = (
-    "SELECT name, partition_id, rows, has_lightweight_delete FROM system.parts"
-    " WHERE database = currentDatabase() AND table = 'messages' AND active"
-)
-_READABLE = (
-    "SELECT _part, topic, topic_id, partition, max(offset), min(offset) FROM messages"
-    " GROUP BY _part, topic, topic_id, partition"
-)
-_SET_ASIDE = (
-    "SELECT name FROM system.detached_parts WHERE database = currentDatabase()"
-    " AND table = 'messages' AND reason IN ('ignored', 'clone', 'attaching', 'deleting',"
-    " 'merge-not-byte-identical', 'mutate-not-byte-identical', 'tmp-fetch')"
-)
 _REMOVE_OLD = "ALTER TABLE messages DROP PARTITION ID '19700101'"
 """There is no such day. ClickHouse removes the parts that were replaced, as it does after every
 drop; by itself it does not while a mutation waits for space (26.9)."""
-_UNFINISHED = (
-    "SELECT count() FROM system.mutations"
-    " WHERE database = currentDatabase() AND table = 'messages' AND NOT is_done"
-)
 
 
 @dataclass(slots=True)
@@ -112,13 +96,12 @@ class Reclaim:
     async def round(self) -> None:
         """Free what can be freed now. Raises `EngineError`."""
         await self._engine.execute(_REMOVE_OLD)
-        for (name,) in await self._engine.rows(_SET_ASIDE):
+        for (name,) in await self._engine.rows(query("parts_set_aside")):
             await self._engine.execute(
                 f"ALTER TABLE messages DROP DETACHED PART '{name}' SETTINGS allow_drop_detached = 1"
             )
-        parts = {
-            name: _Part(day, bool(mask)) for name, day, _, mask in await self._engine.rows(_PARTS)
-        }
+        stored = await self._engine.rows(query("parts_of_log"))
+        parts = {name: _Part(day, bool(mask)) for name, day, _, mask in stored}
         starts = {(one.topic_id, one.partition): one.log_start_offset for one in self._logs.all()}
         state = frozenset(parts), hash(frozenset(starts.items()))
         if state == self._seen:
@@ -130,7 +113,7 @@ class Reclaim:
             await self._drop(name)
         if dropped:
             log.info("dropped %d parts that had only deleted records", len(dropped))
-        if await self._engine.rows(_UNFINISHED) != [[0]]:
+        if await self._engine.rows(query("unfinished_changes")) != [[0]]:
             return  # it makes new parts; they are looked at then
         left = [part for part in parts.values() if part.is_readable and part.has_dead_rows]
         if left:
@@ -139,7 +122,7 @@ class Reclaim:
             self._seen = state
 
     async def _read(self, parts: Mapping[str, _Part]) -> None:
-        found = await self._engine.rows(_READABLE)
+        found = await self._engine.rows(query("offsets_by_part"))
         for name, topic, topic_text, partition, last, first in found:
             part = parts.get(name)
             if part is None:

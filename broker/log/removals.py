@@ -56,29 +56,6 @@ _SPAN_MAX = 9_999_999  # from the first to the last offset of a piece: numbers o
 _PIECES_MAX = 100
 _POLL_FIRST_S, _POLL_MAX_S = 0.05, 1.0
 
-_ANY = (
-    "SELECT 1 FROM compaction_removals"
-    " WHERE created_at >= fromUnixTimestamp64Milli({since_ms:Int64}, 'UTC') LIMIT 1"
-)
-_RANGES = (
-    "SELECT ranges.first, ranges.last FROM compaction_removals"
-    " WHERE batch_id = {batch_id:UUID} AND length(ranges) <= {max:UInt32}"
-    " ORDER BY created_at LIMIT 1"
-)
-_NOTE = (
-    "INSERT INTO compaction_applied (batch_id, run_id, topic_id, partition, removed, refused)"
-    " SELECT {batch_id:UUID}, {run_id:UUID}, {topic_id:UUID}, {partition:Int32},"
-    " {removed:UInt64}, {refused:String}"
-)
-_FLOOR = (
-    "INSERT INTO partition_checkpoints"
-    " (topic_id, partition, log_start_offset, next_offset_floor, forgot_producers)"
-    " SELECT {topic_id:UUID}, {partition:Int32}, 0, {floor:Int64}, {forgot:Bool}"
-)
-_UNDER_WAY = (
-    "SELECT count(), max(latest_fail_reason) FROM system.mutations"
-    " WHERE database = currentDatabase() AND table = 'messages' AND NOT is_done"
-)
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3))"
 
 
@@ -261,7 +238,7 @@ class Removals(Periodic):
         asked_ms: int = (await shard.patient.rows(_NOW))[0][0] if settles else 0
         since = {"since_ms": self._settled_ms.get(shard.name, 0)}
         # There are seldom any, and to see that costs a third of the other query.
-        rows = await shard.patient.rows(_ANY, since)
+        rows = await shard.patient.rows(query("has_removals"), since)
         if rows:
             rows = await shard.patient.rows(query("pending_removals"), since)
         if not rows:
@@ -359,7 +336,7 @@ class Removals(Periodic):
     async def _store_floor(self, partition: PartitionLog) -> None:
         for source in self._row_sources.engines(partition):
             await source.execute(
-                _FLOOR,
+                query("raise_floor"),
                 {
                     "topic_id": str(partition.topic_id),
                     "partition": partition.partition,
@@ -374,7 +351,7 @@ class Removals(Periodic):
                 "compaction batch %s is refused: %s", batch.batch_id, refused, extra=counted()
             )
         await engine.execute(
-            _NOTE,
+            query("note_removal"),
             {
                 "batch_id": str(batch.batch_id),
                 "run_id": str(batch.run_id),
@@ -392,7 +369,8 @@ def _batch(row: Row) -> _RemovalBatch:
 
 
 async def _ranges(engine: Engine, batch: _RemovalBatch) -> list[Range]:
-    rows = await engine.rows(_RANGES, {"batch_id": str(batch.batch_id), "max": _RANGES_MAX})
+    asked: dict[str, Parameter] = {"batch_id": str(batch.batch_id), "max": _RANGES_MAX}
+    rows = await engine.rows(query("ranges_of_removal"), asked)
     if not rows:
         return []
     firsts, lasts = rows[0]
@@ -421,7 +399,7 @@ async def _delete(engine: Engine, deletion: _Deletion) -> None:
     backoff = Backoff(_POLL_FIRST_S, _POLL_MAX_S)
     told = ""
     while True:
-        left, why = (await engine.rows(_UNDER_WAY))[0]
+        left, why = (await engine.rows(query("unfinished_removals")))[0]
         if left == 0:
             return
         if why and why != told:

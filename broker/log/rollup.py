@@ -111,12 +111,7 @@ class PartRows:
     async def since(self, time_ms: int) -> int:
         asked = (time_ms, self._blocks())
         if asked != self._asked:
-            rows = await self._engine.rows(
-                "SELECT toUInt64(sum(rows)) FROM system.parts WHERE database = currentDatabase()"
-                " AND table = 'messages' AND active"
-                " AND min_time >= toDateTime(intDiv({time_ms:Int64}, 1000), 'UTC')",
-                {"time_ms": time_ms},
-            )
+            rows = await self._engine.rows(query("rows_since"), {"time_ms": time_ms})
             self._rows, self._asked = rows[0][0], asked
         return self._rows
 
@@ -156,10 +151,7 @@ class CountedMinutes:
         # In this order: windows of a minute that is not counted any more would leave gaps.
         for table in ("partition_seconds", "partition_minutes"):
             await self._engine.execute(
-                f"ALTER TABLE {table} DELETE"
-                " WHERE minute >= toStartOfMinute(fromUnixTimestamp64Milli({now_ms:Int64}, 'UTC'))"
-                " SETTINGS mutations_sync = 1",
-                {"now_ms": now_ms},
+                query("delete_future_minutes", table=table), {"now_ms": now_ms}
             )
         # The tokens of the windows that were deleted are still known.
         self.token_prefix = f"minutes-{uuid4()}-"
@@ -167,12 +159,7 @@ class CountedMinutes:
 
     async def stored_ends(self) -> CountedUntil:
         """The same, whatever time it is."""
-        rows = await self._engine.rows(
-            "WITH (SELECT max(minute) FROM partition_minutes) AS last"
-            " SELECT toUnixTimestamp(last), toUnixTimestamp64Milli(max(until))"
-            " FROM partition_seconds WHERE minute = last + INTERVAL 1 MINUTE"
-        )
-        ((last_s, seconds_ms),) = rows
+        ((last_s, seconds_ms),) = await self._engine.rows(query("counted_until"))
         if last_s == 0:
             return CountedUntil(0, 0)
         minutes_ms = last_s * SECOND_MS + MINUTE_MS
@@ -313,10 +300,7 @@ class Rollup(Periodic):
     async def _drop_seconds(self, before_ms: int) -> None:
         """Drop the windows of minutes before this time, all of a minute together."""
         rows = await self._engine.rows(
-            "SELECT DISTINCT partition_id FROM system.parts WHERE database = currentDatabase()"
-            " AND table = 'partition_seconds' AND active AND rows > 0"
-            " AND toUInt32(partition_id) < {before_s:UInt32}",
-            {"before_s": before_ms // SECOND_MS},
+            query("minutes_in_seconds"), {"before_s": before_ms // SECOND_MS}
         )
         for (minute,) in rows:
             await self._engine.execute(
@@ -326,11 +310,7 @@ class Rollup(Periodic):
     async def _first_minute(self, start_ms: int, end_ms: int) -> int:
         """The first minute in this time that has rows; the last minute when none has."""
         rows = await self._engine.rows(
-            "SELECT toUnixTimestamp64Milli(min(append_time)) FROM messages"
-            " WHERE append_time >= fromUnixTimestamp64Milli({start_ms:Int64}, 'UTC')"
-            " AND append_time < fromUnixTimestamp64Milli({end_ms:Int64}, 'UTC')"
-            " HAVING count() > 0",
-            {"start_ms": start_ms, "end_ms": end_ms},
+            query("first_append_time"), {"start_ms": start_ms, "end_ms": end_ms}
         )
         if not rows:
             return end_ms - MINUTE_MS
@@ -345,15 +325,10 @@ class Rollup(Periodic):
         return min(max(minutes, 1), _DAY_MINUTES) * MINUTE_MS
 
     async def _forget_deleted_topics(self) -> None:
-        rows = await self._engine.rows(
-            "SELECT topic_id FROM partition_minutes"
-            " WHERE topic != '' AND topic_id NOT IN (SELECT topic_id FROM topics)"
-            " GROUP BY topic, topic_id, partition"
-        )
+        rows = await self._engine.rows(query("deleted_topics_in_minutes"))
         if rows:
             await self._engine.execute(
-                "ALTER TABLE partition_minutes DELETE WHERE has({gone:Array(UUID)}, topic_id)"
-                " SETTINGS mutations_sync = 1",
+                query("forget_minutes_of_topics"),
                 {"gone": sorted({topic_id for (topic_id,) in rows})},
             )
 

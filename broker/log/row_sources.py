@@ -14,6 +14,7 @@ from typing import Protocol
 
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.partition_sql import IS_PARTITION, LogName, log_parameters
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine, NativeBlock, Parameter
 from brokerhouse.storage.journal import JournaledEngine
 from brokerhouse.storage.row_lane import RowLane
@@ -126,8 +127,7 @@ async def source_of_offset(
 async def next_stored_offset(engine: Engine, partition: LogName, offset: int) -> int | None:
     """The first offset, from `offset` on, for which this engine has a row. Raises `EngineError`."""
     rows = await engine.rows(
-        f"SELECT offset FROM messages WHERE {IS_PARTITION} AND offset >= {{offset:Int64}}"
-        " ORDER BY topic, partition, offset LIMIT 1",
+        query("next_stored_offset", is_partition=IS_PARTITION),
         log_parameters(partition) | {"offset": offset},
     )
     return rows[0][0] if rows else None

@@ -52,32 +52,11 @@ _MINUTES_EVERY_MS = HOUR_MS  # how often large numbers of minutes are read
 _PARTITIONS_IN_A_STATEMENT = 500
 _PARTITIONS_IN_A_QUESTION = 50
 
-_UNFINISHED = (
-    "SELECT count() FROM system.mutations WHERE database = currentDatabase()"
-    " AND table IN ('messages', 'partition_minutes', 'partition_checkpoints', 'leader_epochs')"
-    " AND NOT is_done"
-)
 _TOPICS = "SELECT topic_id, name, state FROM topic_versions FINAL"
-_DEAD_BY_DAY = (
-    "SELECT toString(toYYYYMMDD(append_time)), partition, count() FROM messages"
-    " WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
-)
 # A fence row that was not removed is not a record, and is not needed when its day is over.
 _VISIBLE = "SELECT count() FROM messages WHERE _partition_id = {day:String} AND topic != ''"
-_LAST_OFFSETS = (
-    "SELECT topic_id, partition, max(offset) FROM messages"
-    " WHERE _partition_id = {day:String} AND topic != '' GROUP BY topic_id, partition"
-)
 _COUNTED_UNTIL = "SELECT toUnixTimestamp(max(minute) + INTERVAL 1 MINUTE) FROM partition_minutes"
-_MINUTES = (
-    "SELECT sum(rows) FROM system.parts"
-    " WHERE database = currentDatabase() AND table = 'partition_minutes' AND active"
-)
 _EPOCHS = "SELECT count() FROM leader_epochs"
-_OF_DELETED_TOPICS = (
-    "SELECT DISTINCT topic_id FROM {} WHERE topic_id IN"
-    " (SELECT topic_id FROM topic_versions FINAL WHERE state = 'deleted')"
-)
 
 
 @dataclass(slots=True)
@@ -142,7 +121,7 @@ class Sweep:
             for key, (start, _) in (await read_checkpoints(self._engine)).items()
             if start > 0 and key[0] in names
         }
-        is_idle = await self._engine.rows(_UNFINISHED) == [[0]]
+        is_idle = await self._engine.rows(query("unfinished_deletions")) == [[0]]
         if is_idle:
             self._deletions_are_done()
         await self._count(starts, names)
@@ -198,7 +177,7 @@ class Sweep:
                     for partition, first, end in some
                 )
                 rows = await self._engine.rows(
-                    f"{_DEAD_BY_DAY} AND ({which}) GROUP BY 1, 2",
+                    query("dead_by_day", which=which),
                     {"topic": names[topic_id], "topic_id": str(topic_id)},
                 )
                 for day, number, count in rows:
@@ -213,7 +192,8 @@ class Sweep:
         """Whether a day that is over has no row left that consumers can read."""
         if await self._rows_to_see(day) > dead:
             return False
-        for topic_id, partition, last in await self._engine.rows(_LAST_OFFSETS, {"day": day.name}):
+        rows = await self._engine.rows(query("last_offsets_of_day"), {"day": day.name})
+        for topic_id, partition, last in rows:
             key = UUID(topic_id), partition
             if key[0] not in dead_topics and last >= starts.get(key, 0):
                 return False
@@ -272,7 +252,7 @@ class Sweep:
         return True
 
     async def _forget_minutes(self, starts: Mapping[Key, int], now_ms: int) -> None:
-        ((rows,),) = await self._engine.rows(_MINUTES)
+        ((rows,),) = await self._engine.rows(query("rows_in_parts", table="partition_minutes"))
         if rows > _SMALL_ROWS and now_ms - self._minutes_read_ms < _MINUTES_EVERY_MS:
             return
         self._minutes_read_ms = now_ms
@@ -304,7 +284,7 @@ class Sweep:
                 )
 
     async def _forget_deleted_topics(self, table: str) -> None:
-        asked = _OF_DELETED_TOPICS.format(table)
+        asked = query("deleted_topics_in", table=table)
         gone = [topic_id for (topic_id,) in await self._engine.rows(asked)]
         if gone:
             await self._engine.execute(

@@ -16,30 +16,10 @@ from brokerhouse.broker.log.checkpoints import Key
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.transaction_tables import ended_rows
 from brokerhouse.broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine, Parameter
 from brokerhouse.storage.row_lane import TableRows
 
-_VERSIONS = """
-SELECT topic_id, partition, max(version) FROM open_transaction_versions GROUP BY topic_id, partition
-"""
-_OPEN = """
-SELECT topic_id, partition, producer_id, producer_epoch, transaction_start, version
-FROM open_transaction_versions FINAL
-WHERE NOT ended
-"""
-_ABORTED = f"""
-SELECT topic_id, partition, producer_id, transaction_start, last_offset
-FROM aborted_transactions FINAL
-ORDER BY last_offset DESC
-LIMIT {ABORTED_KEPT} BY topic_id, partition
-"""
-_IN_LOG = """
-SELECT topic_id, partition, producer_id, transaction_start, max(offset),
-    maxIf(offset, control), anyIf(key, control) = '\\0\\0\\0\\0'
-FROM messages
-WHERE transactional AND ({places})
-GROUP BY topic_id, partition, producer_id, transaction_start
-"""
 _PLACE = (
     "(topic = {{topic{n}:String}} AND topic_id = {{id{n}:UUID}}"
     " AND partition = {{partition{n}:Int32}} AND offset >= {{first{n}:Int64}}"
@@ -77,7 +57,7 @@ async def recover_transactions(
     """
     by_key: dict[Key, PartitionLog] = {(one.topic_id, one.partition): one for one in logs}
     for engine in engines:
-        for topic_id, number, version in await engine.rows(_VERSIONS):
+        for topic_id, number, version in await engine.rows(query("versions_of_open_transactions")):
             log = by_key.get((UUID(topic_id), number))
             if log is not None:
                 log.transactions.note_version(version)
@@ -115,7 +95,8 @@ async def _said_to_be_open(
     """What the tables say to be open, and the epoch of each producer there."""
     latest: dict[tuple[UUID, int, int], tuple[int, int, int]] = {}
     for engine in engines:
-        for topic_id, number, producer_id, epoch, first, version in await engine.rows(_OPEN):
+        rows = await engine.rows(query("transactions_not_ended"))
+        for topic_id, number, producer_id, epoch, first, version in rows:
             producer = UUID(topic_id), number, producer_id
             if producer[:2] in logs:
                 latest[producer] = max(latest.get(producer, (0, 0, 0)), (version, epoch, first))
@@ -143,7 +124,7 @@ async def _in_the_log(
                     f"starts{n}": [str(start) for start in starts[key]],
                 }
             places = " OR ".join(_PLACE.format(n=n) for n in range(len(some)))
-            for row in await engine.rows(_IN_LOG.format(places=places), parameters):
+            for row in await engine.rows(query("transactions_in_log", places=places), parameters):
                 topic_id, number, producer_id, first, last, marker, is_aborted = row
                 one = found.setdefault(
                     _Name(UUID(topic_id), number, producer_id, first), _Found(last)
@@ -159,7 +140,8 @@ async def _aborted(
 ) -> dict[Key, set[AbortedTransaction]]:
     found: dict[Key, set[AbortedTransaction]] = {}
     for engine in engines:
-        for topic_id, number, producer_id, first, last in await engine.rows(_ABORTED):
+        rows = await engine.rows(query("last_aborted_transactions", kept=str(ABORTED_KEPT)))
+        for topic_id, number, producer_id, first, last in rows:
             key = UUID(topic_id), number
             if key in logs:
                 found.setdefault(key, set()).add(AbortedTransaction(producer_id, first, last))

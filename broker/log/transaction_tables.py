@@ -18,6 +18,7 @@ from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.partition_sql import IS_PARTITION, log_parameters
 from brokerhouse.broker.log.transactions import AbortedTransaction, OpenTransaction
 from brokerhouse.common.clock import DAY_MS, wall_ms
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.blocks import BOOL, INT16, INT32, INT64, STRING, UINT64, UUIDS, Table
 from brokerhouse.storage.engine import Engine
 from brokerhouse.storage.row_lane import TableRows
@@ -81,13 +82,6 @@ def _version(
     return (*place, producer_id, epoch, start, ended, version)
 
 
-_ABORTED_BETWEEN = f"""
-SELECT producer_id, transaction_start, last_offset
-FROM aborted_transactions FINAL
-WHERE {IS_PARTITION} AND transaction_start < {{end:Int64}} AND last_offset >= {{first:Int64}}
-"""
-
-
 async def stored_aborted(
     engines: Collection[Engine], log: PartitionLog, first: int, end: int
 ) -> list[AbortedTransaction]:
@@ -95,11 +89,12 @@ async def stored_aborted(
 
     `engines`: all that may have rows of the log. Raises `EngineError`.
     """
+    asked = query("aborted_between", is_partition=IS_PARTITION)
     parameters = log_parameters(log) | {"first": first, "end": end}
     return [
         AbortedTransaction(*row)
         for engine in engines
-        for row in await engine.rows(_ABORTED_BETWEEN, parameters)
+        for row in await engine.rows(asked, parameters)
     ]
 
 
@@ -107,24 +102,6 @@ _UNUSED_AT_ONCE = 20_000
 """More are removed by later rounds."""
 _IN_A_STATEMENT = 2000
 """Of 60 bytes; a statement may have 256 KiB."""
-_UNUSED = f"""
-SELECT topic_id, partition, transaction_start FROM aborted_transactions
-WHERE (topic_id, partition, transaction_start) NOT IN (
-    SELECT topic_id, partition, transaction_start FROM messages WHERE transactional AND NOT control
-)
-LIMIT {_UNUSED_AT_ONCE}
-"""
-_REMOVE_UNUSED = """
-ALTER TABLE aborted_transactions DELETE WHERE (topic_id, partition, transaction_start) IN ({})
-SETTINGS mutations_sync = 0
-"""
-
-
-_REMOVE_DELETED = f"""
-ALTER TABLE open_transaction_versions DELETE
-WHERE topic_id IN (SELECT topic_id FROM topic_versions FINAL WHERE state = 'deleted')
-SETTINGS {MUTATION_SETTINGS}
-"""
 
 
 class TransactionSweep:
@@ -149,7 +126,9 @@ class TransactionSweep:
         if await self._remove_unused() == _UNUSED_AT_ONCE:
             return
         if await self._engine.rows("SELECT 1 FROM open_transaction_versions LIMIT 1"):
-            await self._engine.execute(_REMOVE_DELETED)
+            await self._engine.execute(
+                query("remove_open_of_deleted_topics", settings=MUTATION_SETTINGS)
+            )
             await self._engine.execute("OPTIMIZE TABLE open_transaction_versions FINAL CLEANUP")
         self._swept_ms = now_ms
 
@@ -157,11 +136,13 @@ class TransactionSweep:
         """The rows are named: on a replica that lacks records, the query would find too many."""
         if not await self._engine.rows("SELECT 1 FROM aborted_transactions LIMIT 1"):
             return 0
-        unused = await self._engine.rows(_UNUSED)
+        unused = await self._engine.rows(
+            query("aborted_without_records", limit=str(_UNUSED_AT_ONCE))
+        )
         for begin in range(0, len(unused), _IN_A_STATEMENT):
             named = (
                 f"('{UUID(topic_id)}', {int(partition)}, {int(start)})"
                 for topic_id, partition, start in unused[begin : begin + _IN_A_STATEMENT]
             )
-            await self._engine.execute(_REMOVE_UNUSED.format(", ".join(named)))
+            await self._engine.execute(query("remove_aborted", named=", ".join(named)))
         return len(unused)

@@ -1,10 +1,13 @@
-"""The long queries of the project, one per file: sql/queries/NAME.sql.
+"""The long SQL statements of the project, one per file: sql/queries/NAME.sql.
 
-A file begins with a comment that says what the query answers and lists its parameters, which are
-bound by ClickHouse: `{name:Type}`. Table names that depend on where the tables are (a shard or the
-whole cluster) are placeholders: `${database}`. So is a condition that several queries share
-(broker/log/partition_sql.py), or that differs among those who ask: `${condition}`. Values that a
-client sent are never placeholders.
+A file begins with a comment that says what the statement answers or does, and lists its parameters,
+which are bound by ClickHouse: `{name:Type}`. Table names that depend on where the tables are (a
+shard or the whole cluster) are placeholders: `${database}`. So is a condition that several
+statements share (broker/log/partition_sql.py), or that differs among those who ask: `${condition}`.
+Values that a client sent are never placeholders.
+
+Statements that fit on one line stay where they run, and so do statements that are put together from
+the columns of a table (feeds/statements.py).
 """
 
 from __future__ import annotations

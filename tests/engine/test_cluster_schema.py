@@ -23,9 +23,11 @@ from click.testing import CliRunner, Result
 from brokerhouse.broker.cli import cluster as cli_cluster
 from brokerhouse.broker.cluster.config import ClusterConfig, load_cluster
 from brokerhouse.broker.cluster.servers import layout, opened, registry_of
-from brokerhouse.broker.log import producer_states, transaction_tables
+from brokerhouse.broker.log.mutations import MUTATION_SETTINGS
+from brokerhouse.broker.log.producer_states import delete_states
 from brokerhouse.broker.slots.sessions import BrokerSession
 from brokerhouse.common.text_table import word_set
+from brokerhouse.sql.queries import query
 from brokerhouse.storage import cluster_schema
 from brokerhouse.storage.clickhouse import ClickHouseServer
 from brokerhouse.storage.cluster_schema import SCHEMA_KEY, Migrated, _Version, migrate_cluster
@@ -52,9 +54,9 @@ PATIENT = {
 }
 """For an engine: a Keeper may be silent for longer than `cluster_place.xml` says."""
 MUTATIONS = (
-    producer_states._DELETE,
-    transaction_tables._REMOVE_DELETED,
-    transaction_tables._REMOVE_UNUSED.format(f"('{UUID(int=1)}', 0, 5)"),
+    delete_states(),
+    query("remove_open_of_deleted_topics", settings=MUTATION_SETTINGS),
+    query("remove_aborted", named=f"('{UUID(int=1)}', 0, 5)"),
 )
 """Deletions of the housekeeping that look at other rows."""
 NEWER = r"made by a newer version of brokerhouse \(they are at"

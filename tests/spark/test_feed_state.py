@@ -335,6 +335,21 @@ def check_replayed(task: FeedTask) -> None:
     assert dead(task) == [[13, "item: -1 does not fit UInt16"]]
 
 
+def test_a_table_without_the_newest_column_takes_dead_letters(task: FeedTask) -> None:
+    """As an earlier version has made it."""
+    execute = task.servers.execute
+    execute("ALTER TABLE dead_letter_versions DROP COLUMN rows")
+    try:
+        records = all_fed(task)
+        change(task, FIXED)
+        assert replayed(replay_task(task, "two"), records) == (3, 1)
+        check_replayed(task)
+    finally:
+        execute(
+            "ALTER TABLE dead_letter_versions ADD COLUMN rows UInt32 DEFAULT toUInt32(replayed)"
+        )
+
+
 def test_dead_letters_that_fit_now_become_rows_once(task: FeedTask) -> None:
     records = all_fed(task)
     change(task, FIXED)

@@ -44,35 +44,4 @@ def test_a_query_is_returned_without_comments_and_semicolon(path: Path) -> None:
 
     assert "--" not in text
     assert ";" not in text
-    assert "$" not in text
-
-
-@pytest.mark.parametrize(
-    ("name", "schema", "lacks"),
-    [
-        ("spark_feed_blocks", "048_table_feed_blocks", []),
-        ("spark_dead_letter_versions", "049_dead_letter_versions", [("rows", "UInt32")]),
-    ],
-)
-def test_tables_of_spark_have_the_columns_of_the_brokers_tables(
-    name: str, schema: str, lacks: list[tuple[str, str]]
-) -> None:
-    ours = columns_in(query(name))
-
-    assert ours
-    assert ours + lacks == columns_in((PROJECT / f"sql/schema/{schema}.sql").read_text())
-
-
-def columns_in(definition: str) -> list[tuple[str, str]]:
-    """Name and type of each column of a table, which stand at the beginning of a line."""
-    return re.findall(r"^    (\w+) +(\w+(?:\([^)]*\))?)", definition, re.MULTILINE)
-
-
-def test_the_view_of_sparks_dead_letters_is_the_brokers_view() -> None:
-    ours = query("spark_dead_letters", database="d").replace("d.dead_letter_versions", "TABLE")
-    theirs = (PROJECT / "sql/schema/050_dead_letters.sql").read_text()
-    theirs = theirs.replace("${dead_letter_versions}", "TABLE").replace(
-        "${dead_letters}", "dead_letters"
-    )
-
-    assert theirs.endswith(f"{ours};\n")
+    assert "${" not in text

@@ -153,5 +153,5 @@ class Slots:
 
 def _close(logs: Iterable[PartitionLog]) -> None:
     for partition in logs:
-        partition.closed = NotLeaderOrFollower(f"another broker leads {partition} now")
+        partition.closed = NotLeaderOrFollower(f"Another broker leads {partition} now.")
         partition.wake()

@@ -234,5 +234,5 @@ class Decompressions:
 def _refuse_if_abandoned(append: PendingAppend) -> None:
     if append.is_abandoned:
         append.refuse(
-            RequestTimedOut("the producer disconnected before its batch was decompressed")
+            RequestTimedOut("The producer disconnected before its batch was decompressed.")
         )

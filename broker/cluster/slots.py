@@ -130,7 +130,7 @@ class Slots:
                     ),
                 )
         except TimeoutError:
-            raise SessionOver("slots cannot be given up: a shard does not answer") from None
+            raise SessionOver("cannot hand over slots: a shard does not answer") from None
         except NotLeaderOrFollower as error:
             raise SessionOver(str(error)) from error
         self._forget(leaving, logs)

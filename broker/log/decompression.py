@@ -220,7 +220,7 @@ class Decompressions:
                 # A copy: the traceback of the error holds what was decompressed.
                 batch.append.decompressed = type(error)(*error.args)
             else:
-                log.error("a record batch cannot be decompressed", exc_info=error, extra=counted())
+                log.error("bug: cannot decompress a record batch", exc_info=error, extra=counted())
                 batch.append.decompressed = UnknownServerError(
                     "The request failed; see the broker's log."
                 )

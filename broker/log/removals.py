@@ -426,5 +426,5 @@ async def _delete(engine: Engine, deletion: _Deletion) -> None:
             return
         if why and why != told:
             told = why
-            log.warning("ClickHouse cannot remove rows yet and keeps retrying: %s", told)
+            log.warning("ClickHouse cannot remove rows yet, and retries: %s", told)
         await asyncio.sleep(backoff.advance())

@@ -221,9 +221,7 @@ class SlotLogs(OpenLogs):
         """Raises `EngineError`: the session may end while its logs are being read."""
         slot = self._slots.owned.get(self._slots.of_partition(topic.topic_id, partition))
         if slot is None:
-            raise EngineError(
-                f"another broker took over {topic.name}-{partition} while this one opened it"
-            )
+            raise EngineError(f"this broker lost {topic.name}-{partition} while it opened the log")
         return slot
 
     def _hosts_on(self, slot: Slot) -> tuple[ShardHost, ...]:

@@ -98,14 +98,14 @@ class FetchSessions:
             return self._create(wanted, by_id), wanted, False
         session = self._sessions.get(request.session_id)
         if session is None:
-            raise FetchSessionIdNotFound(f"the fetch session {request.session_id} does not exist")
+            raise FetchSessionIdNotFound(f"The fetch session {request.session_id} does not exist.")
         if session.epoch != request.session_epoch:
             raise InvalidFetchSessionEpoch(
-                f"fetch session {session.session_id} expects epoch {session.epoch}, "
-                f"not {request.session_epoch}"
+                f"The fetch session {session.session_id} expects epoch {session.epoch}, "
+                f"not {request.session_epoch}."
             )
         if session.uses_topic_ids != by_id:
-            raise FetchSessionTopicIdError("a fetch session uses either topic names or topic ids")
+            raise FetchSessionTopicIdError("A fetch session uses either topic names or topic ids.")
         self._update(session, request, by_id)
         return session, list(session.partitions.values()), True
 
@@ -149,7 +149,7 @@ class FetchSessions:
         self._partitions += len(session.partitions) - before
         if self._partitions > PARTITIONS_MAX:
             self._end(session.session_id)
-            raise FetchSessionIdNotFound("the fetch sessions have no room for more partitions")
+            raise FetchSessionIdNotFound("The fetch sessions have no room for more partitions.")
         session.epoch = session.epoch % _MAX_ID + 1
         session.last_used = time.monotonic()
         self._sessions.move_to_end(session.session_id)

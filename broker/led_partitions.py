@@ -33,12 +33,12 @@ class LedPartitions:
         found = self._logs.find(topic.topic_id, partition)
         if found is not None:
             if not self._logs.may_serve():
-                raise NotLeaderOrFollower("this broker leads no partition at the moment")
+                raise NotLeaderOrFollower("This broker leads no partition at the moment.")
             return found
         current = self._topics.by_id(topic.topic_id)
         if current is None or not 0 <= partition < current.partitions:
-            raise UnknownTopicOrPartition(f"{topic.name} has no partition {partition}")
-        raise NotLeaderOrFollower(f"this broker does not lead {topic.name}-{partition}")
+            raise UnknownTopicOrPartition(f"The topic {topic.name!r} has no partition {partition}.")
+        raise NotLeaderOrFollower(f"This broker does not lead {topic.name}-{partition}.")
 
     def ready_log(self, key: str | UUID, partition: int) -> PartitionLog | None:
         """The log if it is open, this broker leads it, and no request waits for any to open.

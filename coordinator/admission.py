@@ -44,7 +44,7 @@ class GroupLimits:
         shortest, longest = self.min_session_timeout_ms, self.max_session_timeout_ms
         if not shortest <= asked_ms <= longest:
             raise InvalidSessionTimeout(
-                f"the session time-out must be {shortest} to {longest} ms, not {asked_ms}"
+                f"session.timeout.ms must be from {shortest} to {longest}, not {asked_ms}."
             )
 
 
@@ -119,7 +119,7 @@ class Admission:
         return member_id in self._members or len(self._members) < self._limits.max_size
 
     def _full(self) -> GroupMaxSizeReached:
-        return GroupMaxSizeReached(f"the group is full: {self._limits.max_size} members")
+        return GroupMaxSizeReached(f"The group is full: it has {self._limits.max_size} members.")
 
     def _add(self, member_id: str, request: JoinRequest, waiter: Waiter, now: Moment) -> None:
         if not self._members or not self._rebalance.protocol_type:
@@ -150,7 +150,10 @@ class Admission:
     ) -> None:
         """A static member that sends no id is a new process that replaces the old one (KIP-345)."""
         self._rebalance.answer_waiting(
-            old, FencedInstanceId(f"another member uses {old.record.group_instance_id} now")
+            old,
+            FencedInstanceId(
+                f"Another member uses the instance id {old.record.group_instance_id!r} now."
+            ),
         )
         member = old.replaced_by(member_id, now.monotonic_ms, request)
         self._rebalance.replace(old, member)

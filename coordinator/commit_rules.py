@@ -119,12 +119,12 @@ RULES: Mapping[CommitKind, Mapping[Row, Mapping[GroupState | None, Outcome]]] = 
 
 _REASONS: Mapping[type[KafkaError], str] = MappingProxyType(
     {
-        GroupIdNotFound: "the group does not exist",
-        UnknownMemberId: "the commit does not come from a member of the group",
-        FencedInstanceId: "another member has this instance id now",
-        IllegalGeneration: "the group is in another generation",
-        RebalanceInProgress: "the generation has no assignment yet",
-        CoordinatorNotAvailable: "the group has just been deleted",
+        GroupIdNotFound: "The group does not exist.",
+        UnknownMemberId: "The commit does not come from a member of the group.",
+        FencedInstanceId: "Another member uses this instance id now.",
+        IllegalGeneration: "The group is in another generation.",
+        RebalanceInProgress: "The generation has no assignment yet.",
+        CoordinatorNotAvailable: "The group has just been deleted.",
     }
 )
 

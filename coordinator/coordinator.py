@@ -164,7 +164,7 @@ class GroupCoordinator:
         if hosted is None:
             self._limits.check_session_timeout(request.session_timeout_ms)
             if request.member_id != UNKNOWN_MEMBER_ID:
-                raise UnknownMemberId(f"there is no member {request.member_id!r}")
+                raise UnknownMemberId(f"The group has no member {request.member_id!r}.")
             self.hosted_groups.refuse_when_full(protocols_bytes(request.protocols))
             hosted = self._host_new(group_id)
         else:
@@ -180,7 +180,9 @@ class GroupCoordinator:
         self.hosted_groups.refuse_when_stopping()
         hosted = self._hosting(group_id)
         if not self.hosted_groups.has_room_for(sum(map(len, request.assignments.values()))):
-            raise UnknownServerError("the assignment is too large: see groups_max_bytes")
+            raise UnknownServerError(
+                "The assignment does not fit into the broker's groups_max_bytes."
+            )
         answer: SyncAnswer = await hosted.answered(hosted.group.sync, request)
         return answer
 
@@ -235,7 +237,7 @@ class GroupCoordinator:
             else:
                 await self.pending.add(group_id, committer, producer, commits)
         except EngineError as error:
-            raise hosted.not_stored("offsets", error) from error
+            raise hosted.not_stored("the offsets", error) from error
         if not hosted.is_mine:
             raise hosted.not_coordinator()
         if self.cache.get(group_id) is None:
@@ -247,7 +249,7 @@ class GroupCoordinator:
         """Delete an empty group and its offsets. Raises `GroupIdNotFound` or `NonEmptyGroup`."""
         hosted = self._existing(group_id)
         if hosted.group.state is not GroupState.EMPTY:
-            raise NonEmptyGroup(f"group {group_id!r} has members")
+            raise NonEmptyGroup(f"The group {group_id!r} has members. Stop them first.")
         hosted.refuse_when_being_deleted()
         hosted.is_being_deleted = True
         try:
@@ -271,7 +273,9 @@ class GroupCoordinator:
         hosted = self._existing(group_id)
         subscribed = hosted.group.subscribed_topics()
         if subscribed is None:
-            raise NonEmptyGroup(f"it is unknown what the members of group {group_id!r} read")
+            raise NonEmptyGroup(
+                f"It is unknown which topics the members of the group {group_id!r} read."
+            )
         allowed = [partition for partition in partitions if partition[0] not in subscribed]
         try:
             await self.pending.delete(group_id, allowed)
@@ -279,7 +283,7 @@ class GroupCoordinator:
         except EngineError as error:
             raise hosted.not_stored("the deletion of offsets", error) from error
         return [
-            GroupSubscribedToTopic(f"group {group_id!r} reads {topic}")
+            GroupSubscribedToTopic(f"The group {group_id!r} reads the topic {topic!r}.")
             if topic in subscribed
             else None
             for topic, _ in partitions
@@ -316,13 +320,13 @@ class GroupCoordinator:
     def _hosting(self, group_id: str) -> HostedGroup:
         hosted = self.hosted_groups.get(group_id)
         if hosted is None:
-            raise UnknownMemberId(f"there is no group {group_id!r}")
+            raise UnknownMemberId(f"The group {group_id!r} does not exist.")
         return hosted
 
     def _existing(self, group_id: str) -> HostedGroup:
         hosted = self.hosted_groups.get(group_id)
         if hosted is None or hosted.group.state is GroupState.DEAD:
-            raise GroupIdNotFound(f"there is no group {group_id!r}")
+            raise GroupIdNotFound(f"The group {group_id!r} does not exist.")
         return hosted
 
 

@@ -121,12 +121,16 @@ class Members:
         if group_instance_id is not None:
             current = self._static.get(group_instance_id)
             if current is not None and current != member_id:
-                raise FencedInstanceId(f"another member uses {group_instance_id} now")
+                raise FencedInstanceId(
+                    f"Another member uses the instance id {group_instance_id!r} now."
+                )
             if current is None:
-                raise UnknownMemberId(f"there is no member {group_instance_id}")
+                raise UnknownMemberId(
+                    f"The group has no member with the instance id {group_instance_id!r}."
+                )
         member = self._by_id.get(member_id)
         if member is None:
-            raise UnknownMemberId(f"there is no member {member_id!r}")
+            raise UnknownMemberId(f"The group has no member {member_id!r}.")
         return member
 
     @property
@@ -201,15 +205,15 @@ class Members:
     def check_protocols(self, request: JoinRequest, protocol_type: str) -> None:
         """Raises `InconsistentGroupProtocol` unless all members share a protocol."""
         if not request.protocol_type or not request.protocols:
-            raise InconsistentGroupProtocol("a protocol type and a protocol are needed")
+            raise InconsistentGroupProtocol("The request has no protocol type or no protocol.")
         if not self._by_id:
             return
         if protocol_type and request.protocol_type != protocol_type:
             raise InconsistentGroupProtocol(
-                f"the group's protocol type is {protocol_type!r}, not {request.protocol_type!r}"
+                f"The group's protocol type is {protocol_type!r}, not {request.protocol_type!r}."
             )
         if not any(self._is_common(name) for name, _ in request.protocols):
-            raise InconsistentGroupProtocol("no protocol is supported by all members")
+            raise InconsistentGroupProtocol("The members of the group have no protocol in common.")
 
     def selected_protocol(self) -> str:
         """Of the common protocols the one that most members prefer; at a tie, the leader's."""

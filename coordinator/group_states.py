@@ -118,9 +118,15 @@ TRANSITIONS: Mapping[GroupState, Mapping[GroupEvent, Transition | Refusal]] = Ma
             GroupEvent.MEMBERS_REMOVED: _to(_PREPARING),
             GroupEvent.EVERYBODY_JOINED: _to(_COMPLETING, GroupAction.BEGIN_GENERATION),
             GroupEvent.EVERYBODY_GONE: _to(_EMPTY),
-            GroupEvent.FOLLOWER_SYNCED: Refusal(RebalanceInProgress, "another rebalance has begun"),
-            GroupEvent.LEADER_SYNCED: Refusal(RebalanceInProgress, "another rebalance has begun"),
-            GroupEvent.HEARTBEAT: Refusal(RebalanceInProgress, "a rebalance has begun: join again"),
+            GroupEvent.FOLLOWER_SYNCED: Refusal(
+                RebalanceInProgress, "Another rebalance has begun. Join again."
+            ),
+            GroupEvent.LEADER_SYNCED: Refusal(
+                RebalanceInProgress, "Another rebalance has begun. Join again."
+            ),
+            GroupEvent.HEARTBEAT: Refusal(
+                RebalanceInProgress, "A rebalance has begun. Join again."
+            ),
             GroupEvent.DELETED: _to(_DEAD),
         },
         # A generation has begun and waits for the leader's assignment.

@@ -196,7 +196,9 @@ class Group:
         self._check_generation(request.generation)
         chosen = self._rebalance.protocol_type, self._rebalance.protocol_name
         if _differs(request.protocol_type, chosen[0]) or _differs(request.protocol_name, chosen[1]):
-            raise InconsistentGroupProtocol(f"the group has chosen {chosen[0]}/{chosen[1]}")
+            raise InconsistentGroupProtocol(
+                f"The group uses protocol type {chosen[0]!r} and protocol {chosen[1]!r}."
+            )
         leads = member.member_id == self._members.leader
         event = GroupEvent.LEADER_SYNCED if leads else GroupEvent.FOLLOWER_SYNCED
         self._rebalance.fire(event, now, Syncing(member, request, waiter))
@@ -283,11 +285,11 @@ class Group:
     def _check_generation(self, generation: int) -> None:
         current = self._rebalance.generation
         if generation != current:
-            raise IllegalGeneration(f"the generation is {current}, not {generation}")
+            raise IllegalGeneration(f"The group is in generation {current}, not {generation}.")
 
     def _refuse_if_deleted(self) -> None:
         if self.state is GroupState.DEAD:
-            raise CoordinatorNotAvailable("the group has just been deleted")
+            raise CoordinatorNotAvailable("The group has just been deleted.")
 
 
 def _differs(named: str | None, chosen: str) -> bool:

@@ -93,11 +93,13 @@ class HostedGroups:
 
     def refuse_when_full(self, added_bytes: int) -> None:
         if not self.has_room_for(added_bytes):
-            raise GroupMaxSizeReached("no room for more members: see groups_max_bytes")
+            raise GroupMaxSizeReached(
+                "The broker's groups_max_bytes leave no room for this member."
+            )
 
     def refuse_when_stopping(self) -> None:
         if self.stopping.is_set():
-            raise CoordinatorNotAvailable("the broker stops")
+            raise CoordinatorNotAvailable("The broker is shutting down.")
 
 
 class HostedGroup:
@@ -122,7 +124,7 @@ class HostedGroup:
         return not self.is_unloaded and self._host.duties.may_serve()
 
     def not_coordinator(self) -> NotCoordinator:
-        return NotCoordinator(f"another broker coordinates group {self.group.group_id!r} now")
+        return NotCoordinator(f"Another broker coordinates the group {self.group.group_id!r} now.")
 
     def not_stored(self, what: str, error: EngineError) -> KafkaError:
         """The error for a client that can only retry.
@@ -133,17 +135,17 @@ class HostedGroup:
         if not self.is_mine:
             return self.not_coordinator()
         log.error(
-            "%s of group %s could not be stored: %s",
+            "cannot store %s of group %s: %s",
             what,
             self.group.group_id,
             error,
             extra=counted(what),
         )
-        return CoordinatorNotAvailable(f"{what} could not be stored")
+        return CoordinatorNotAvailable(f"The broker could not store {what}; see its log.")
 
     def refuse_when_being_deleted(self) -> None:
         if self.is_being_deleted:
-            raise CoordinatorNotAvailable("the group is being deleted")
+            raise CoordinatorNotAvailable("The group is being deleted.")
 
     async def answered(
         self, decide: Callable[[RequestT, Waiter, Moment], None], request: RequestT
@@ -188,7 +190,7 @@ class HostedGroup:
 
     def stop(self) -> None:
         self._cancel_timer()
-        self.group.shut_down(CoordinatorNotAvailable("the broker stops"))
+        self.group.shut_down(CoordinatorNotAvailable("The broker is shutting down."))
         _deliver(self.group.take_answers())
 
     def _let_time_pass(self) -> None:
@@ -261,15 +263,15 @@ def _refusal(group_id: str, error: Exception) -> KafkaError:
     """The error for requests that wait for a record that could not be stored."""
     if isinstance(error, EngineError):
         log.error(
-            "group %s could not be stored; retrying in %g s: %s",
+            "cannot store group %s; retrying in %g s: %s",
             group_id,
             _STORE_AGAIN_S,
             error,
             extra=counted(),
         )
-        return CoordinatorNotAvailable("the group could not be stored")
+        return CoordinatorNotAvailable("The broker could not store the group; see its log.")
     log.error("bug: cannot store group %s", group_id, exc_info=error, extra=counted())
-    return UnknownServerError("the group cannot be stored; see the broker's log")
+    return UnknownServerError("The broker could not store the group; see its log.")
 
 
 def _deliver(answers: Sequence[Answer], *, refusal: KafkaError | None = None) -> None:

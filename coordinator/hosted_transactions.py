@@ -160,7 +160,7 @@ class HostedTransactions:
         try:
             await self._rows.store(transaction_row(changed, hosted.version, self._node_id))
         except EngineError as error:
-            raise CoordinatorNotAvailable(f"the transaction cannot be stored: {error}") from error
+            raise CoordinatorNotAvailable(f"Cannot store the transaction: {error}") from error
         # If another broker has loaded the id meanwhile, it may not have seen this row.
         self._check_hosted(hosted, changed.transactional_id)
         hosted.transaction = changed
@@ -169,12 +169,15 @@ class HostedTransactions:
         self._check_ours(transactional_id)
         if self._hosted.get(transactional_id) is not hosted:
             raise CoordinatorNotAvailable(
-                f"{transactional_id!r} has expired or moved to another broker"
+                f"The transactional id {transactional_id!r} has expired, or another broker"
+                " coordinates it now."
             )
 
     def _check_ours(self, transactional_id: str) -> None:
         if not self._slots.may_coordinate(transactional_id):
-            raise CoordinatorNotAvailable(f"{transactional_id!r} has moved")
+            raise CoordinatorNotAvailable(
+                f"Another broker coordinates the transactional id {transactional_id!r} now."
+            )
 
     def _next_version(self, hosted: HostedTransaction) -> int:
         first = self._slots.epoch_of(hosted.transaction.transactional_id) * _VERSIONS_OF_EPOCH
@@ -255,7 +258,9 @@ async def matching_ids(engine: Engine, pattern: str) -> set[str]:
         rows = await engine.rows(query("matching_transactions"), {"pattern": pattern})
     except EngineError as error:
         if error.code in (_BAD_ARGUMENTS, _CANNOT_COMPILE_REGEXP):
-            raise InvalidRegularExpression(f"{pattern!r} is not a regular expression") from error
+            raise InvalidRegularExpression(
+                f"{pattern!r} is not a regular expression in RE2's syntax."
+            ) from error
         raise
     return {row[0] for row in rows}
 

@@ -194,7 +194,7 @@ class SharedCache:
         """Complete the changes that were cut short. `orphans`: members that have no group."""
         for record in torn:
             log.warning(
-                "the broker died while it stored group %s; the group rebalances",
+                "the broker was killed while it stored group %s, so the group rebalances",
                 record.group_id,
                 extra=counted(),
             )
@@ -269,7 +269,7 @@ class SharedCache:
             try:
                 await self._engine.execute(f"OPTIMIZE TABLE {table.name} FINAL CLEANUP")
             except EngineError as error:
-                log.warning("deleted rows of %s could not be dropped: %s", table.name, error)
+                log.warning("cannot drop the deleted rows of %s: %s", table.name, error)
 
 
 def _difference(
@@ -425,7 +425,7 @@ class CacheWorker:
         try:
             await self._cache.heartbeats.write()
         except EngineError as error:
-            log.error("the last heartbeats could not be written: %s", error)
+            log.error("cannot store the last heartbeats: %s", error)
 
     async def _round(self) -> None:
         if not self._serves_all():

@@ -49,7 +49,7 @@ class OffsetExpiry:
         try:
             await self.expire()
         except EngineError as error:
-            log.error("old offsets could not be deleted; retrying in %d s: %s", _INTERVAL_S, error)
+            log.error("cannot delete expired offsets; retrying in %d s: %s", _INTERVAL_S, error)
 
     async def expire(self) -> None:
         """Raises `EngineError`."""

@@ -98,8 +98,8 @@ class PendingOffsets:
             del self._coordinator_epochs[next(iter(self._coordinator_epochs))]
         if coordinator_epoch < known:
             raise TransactionCoordinatorFenced(
-                f"a marker of producer {producer_id} has coordinator epoch {coordinator_epoch},"
-                f" its groups have seen {known}"
+                f"A marker of producer {producer_id} has coordinator epoch {coordinator_epoch}."
+                f" Its groups have seen epoch {known}."
             )
 
     def groups_with(self, producer_id: int) -> Collection[str]:

@@ -190,7 +190,9 @@ class Rebalance:
 
     def remove(self, members: Iterable[GroupMember]) -> None:
         for member in members:
-            self.answer_waiting(member, UnknownMemberId("the member has been removed"))
+            self.answer_waiting(
+                member, UnknownMemberId("The member has been removed from the group.")
+            )
             self.members.remove(member)
             self.sync_wait.missing.discard(member.member_id)
             self.changed = True
@@ -247,7 +249,9 @@ class Rebalance:
     def _begin_wait(self, _request: object, now: Moment) -> None:
         for member in self.members:
             if member.syncing is not None:
-                self.answer(member.syncing, RebalanceInProgress("another rebalance has begun"))
+                self.answer(
+                    member.syncing, RebalanceInProgress("Another rebalance has begun. Join again.")
+                )
                 member.syncing = None
                 member.heard_at(now.monotonic_ms)
         self.sync_wait.end()
@@ -259,7 +263,9 @@ class Rebalance:
         self.members.update(member, request)
         self.protocol_type = self.protocol_type or request.protocol_type
         if member.joining is not None:
-            self.answer(member.joining, RebalanceInProgress("the member has joined again"))
+            self.answer(
+                member.joining, RebalanceInProgress("The member has sent another JoinGroup.")
+            )
         member.joining = joining.waiter
         self.changed = True
 
@@ -293,7 +299,9 @@ class Rebalance:
     def _park_sync(self, syncing: Syncing, _now: Moment) -> None:
         member = syncing.member
         if member.syncing is not None:
-            self.answer(member.syncing, RebalanceInProgress("the member has synced again"))
+            self.answer(
+                member.syncing, RebalanceInProgress("The member has sent another SyncGroup.")
+            )
         member.syncing = syncing.waiter
         self.sync_wait.missing.discard(member.member_id)
 

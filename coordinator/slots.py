@@ -106,8 +106,8 @@ class OwnSlots:
             return slot.shards[0]
         what = repr(key) if key else f"slot {number}"
         if slot is None or not self.may_serve():
-            raise NotCoordinator(f"another broker coordinates {what}")
-        raise CoordinatorLoadInProgress(f"{what} is being loaded")
+            raise NotCoordinator(f"Another broker coordinates {what}.")
+        raise CoordinatorLoadInProgress(f"The broker is still loading {what}.")
 
     def may_coordinate(self, key: str) -> bool:
         """Whether this broker coordinates a group or transactional id, by the clock, now."""

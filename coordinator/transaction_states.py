@@ -132,9 +132,9 @@ TRANSITIONS: Mapping[TransactionEvent, Mapping[TransactionState, TransactionOutc
 
 _REASONS: Mapping[type[KafkaError], str] = MappingProxyType(
     {
-        ConcurrentTransactions: "{id!r} has a transaction that ends",
-        InvalidTxnState: "{id!r} cannot {what} in state {state}",
-        TransactionAbortable: "{what} is not part of a transaction of {id!r}",
+        ConcurrentTransactions: "The last transaction of {id!r} has not ended yet.",
+        InvalidTxnState: "Producer {id!r} cannot {what}: its transaction is in state {state}.",
+        TransactionAbortable: "The transaction of {id!r} does not include {what}.",
     }
 )
 
@@ -149,6 +149,9 @@ class Member(NamedTuple):
     topic: str
     topic_id: UUID
     partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
 
 
 def offsets_member(slot: int) -> Member:
@@ -225,7 +228,9 @@ class Transaction:
         `ProducerFenced`.
         """
         if expected is not None and not self._may_be(expected):
-            raise ProducerFenced(f"{self.transactional_id!r} has a newer producer")
+            raise ProducerFenced(
+                f"A newer producer uses the transactional id {self.transactional_id!r}."
+            )
         begun = replace(
             self,
             state=self._after(TransactionEvent.NEW_PRODUCER),
@@ -241,7 +246,9 @@ class Transaction:
             if expected.epoch == self.last_epoch and expected.producer_id in ids:
                 return begun  # it repeats a request: what it was given stays
             if expected != (self.producer_id, self.epoch):
-                raise ProducerFenced(f"{self.transactional_id!r} has a newer producer")
+                raise ProducerFenced(
+                    f"A newer producer uses the transactional id {self.transactional_id!r}."
+                )
         if self.is_exhausted:
             return replace(
                 begun,
@@ -318,8 +325,7 @@ class Transaction:
 
         Raises as `with_added`, and `TransactionAbortable` if it is not.
         """
-        what = f"{member.topic}-{member.partition}"
-        self._verify(producer, what, is_part=member in self.members)
+        self._verify(producer, str(member), is_part=member in self.members)
 
     def verify_group(self, producer: Producer, group_id: str) -> None:
         """The same for the offsets of a group."""
@@ -334,11 +340,13 @@ class Transaction:
     def _check(self, producer: Producer) -> None:
         if producer.producer_id != self.producer_id:
             raise InvalidProducerIdMapping(
-                f"{self.transactional_id!r} has another producer id than {producer.producer_id}"
+                f"The transactional id {self.transactional_id!r} has another producer id than"
+                f" {producer.producer_id}."
             )
         if not self._is_current(producer):
             raise ProducerFenced(
-                f"{self.transactional_id!r} is at epoch {self.epoch}, not {producer.epoch}"
+                f"The producer of {self.transactional_id!r} has epoch {self.epoch} now, not"
+                f" {producer.epoch}."
             )
 
     def _is_current(self, producer: Producer) -> bool:

@@ -102,7 +102,7 @@ class TransactionCoordinator:
         try:
             return [hosted.transaction for hosted in await self.hosted.matching(pattern)]
         except EngineError as error:
-            raise CoordinatorNotAvailable(f"the ids cannot be read: {error}") from error
+            raise CoordinatorNotAvailable(f"Cannot read the transactional ids: {error}") from error
 
     def get(self, transactional_id: str) -> Transaction | None:
         hosted = self.hosted.get(transactional_id)
@@ -118,7 +118,7 @@ class TransactionCoordinator:
             raise InvalidRequest("A transactional id must not be empty.")
         if not 0 < timeout_ms <= self._limits.max_timeout_ms:
             raise InvalidTransactionTimeout(
-                f"transaction.timeout.ms must be from 1 to {self._limits.max_timeout_ms}"
+                f"transaction.timeout.ms must be from 1 to {self._limits.max_timeout_ms}."
             )
         return await self._to_its_end(self._begin_producer(transactional_id, timeout_ms, expected))
 
@@ -128,8 +128,8 @@ class TransactionCoordinator:
         hosted = self.hosted.get(transactional_id)
         if hosted is None:
             if len(self.hosted) >= self._limits.max_ids:
-                self._full.failed(PolicyViolation(f"there are {len(self.hosted)} of them"))
-                raise PolicyViolation("there are too many transactional ids")
+                self._full.failed(PolicyViolation(f"There are {len(self.hosted)} already."))
+                raise PolicyViolation("There are too many transactional ids.")
             self._full.worked()
             fresh = Transaction(transactional_id, await self._next_id(), timeout_ms)
             hosted = self.hosted.add(fresh)

@@ -207,25 +207,29 @@ def parse_headers(records, Py_ssize_t start=0, end=None):
             p = <const uint8_t *>view.buf + at
             if stop - at < CRC_AT:
                 raise CorruptMessage(
-                    f"record batch at byte {at - start} is cut: {stop - at} bytes are left"
+                    f"The record batch at byte {at - start} is cut: {stop - at} bytes are left."
                 )
             magic = <int8_t>p[MAGIC_AT]
             if magic == 0 or magic == 1:
                 raise UnsupportedForMessageFormat(
-                    f"record batch at byte {at - start} has message format v{magic}; only v2 is"
-                    " supported"
+                    f"The record batch at byte {at - start} has message format v{magic}."
+                    " Only v2 is supported."
                 )
             if magic != 2:
-                raise CorruptMessage(f"record batch at byte {at - start} has unknown magic {magic}")
+                raise CorruptMessage(
+                    f"The record batch at byte {at - start} has message format v{magic}, which"
+                    " does not exist."
+                )
             length = <int32_t>bh_be32(p + LENGTH_AT) + <int64_t>LENGTH_END
             if length < BATCH_OVERHEAD:
                 raise CorruptMessage(
-                    f"record batch at byte {at - start} is shorter than its header: {length}"
+                    f"The record batch at byte {at - start} claims {length} bytes. Its header alone"
+                    f" has {BATCH_OVERHEAD}."
                 )
             if length > stop - at:
                 raise CorruptMessage(
-                    f"record batch at byte {at - start} is cut: it says {length} bytes, "
-                    f"{stop - at} are left"
+                    f"The record batch at byte {at - start} is cut: it has {length} bytes, "
+                    f"{stop - at} are left."
                 )
             headers.append(_header_at(p, at, at + <Py_ssize_t>length))
             at += <Py_ssize_t>length
@@ -279,7 +283,10 @@ def check_crc(records, BatchHeader header not None):
     finally:
         PyBuffer_Release(&view)
     if crc != header.crc:
-        raise CorruptMessage(f"record batch has CRC {header.crc:#010x}, its bytes have {crc:#010x}")
+        raise CorruptMessage(
+            f"The record batch is damaged: its CRC is {header.crc:#010x}, but its bytes have"
+            f" {crc:#010x}."
+        )
 
 
 def stamp_batch(

@@ -259,15 +259,19 @@ cdef class RecordLengths:
         finally:
             PyBuffer_Release(&view)
         if fault == TOO_MANY:
-            raise InvalidRecord(f"record batch has more than its {self._count} records")
+            raise InvalidRecord(f"The record batch has more than its {self._count} records.")
         if fault == LENGTH_CUT:
-            raise InvalidRecord(f"record {self._index} of {self._count}: {_FAULTS[BAD_VARINT]}")
+            raise InvalidRecord(
+                f"Record {self._index} of {self._count} is not valid: {_FAULTS[BAD_VARINT]}."
+            )
         if fault == NO_LENGTH:
-            raise InvalidRecord(f"record {self._index} of {self._count} has length {size}")
+            raise InvalidRecord(
+                f"Record {self._index} of {self._count} has a length of {size} bytes."
+            )
         if fault == TOO_LONG:
             raise MessageTooLarge(
-                f"record {self._index} has {size} bytes when it is decompressed; at most "
-                f"{self._max_bytes} are accepted"
+                f"Record {self._index} has {size} bytes when it is decompressed. At most "
+                f"{self._max_bytes} are accepted."
             )
 
 
@@ -364,10 +368,11 @@ cdef class BlockBuilder:
         if len(topic_id) != 16:
             raise ValueError("a topic id has 16 bytes")
         if count <= 0:
-            raise InvalidRecord(f"record batch has {count} records")
+            raise InvalidRecord(f"The record batch has {count} records. It must have at least one.")
         if header.last_offset_delta != count - 1:
             raise InvalidRecord(
-                f"record batch has {count} records and last offset delta {header.last_offset_delta}"
+                f"The record batch has {count} records, but its last offset delta is"
+                f" {header.last_offset_delta}."
             )
         if base_offset < 0 or base_offset > INT64_MAX - (count - 1):
             raise ValueError(f"offset {base_offset} of {count} records is out of range")
@@ -394,7 +399,9 @@ cdef class BlockBuilder:
             before[i] = buffers[i].len
         try:
             if count > view.len // SMALLEST_RECORD:
-                raise InvalidRecord(f"record batch claims {count} records in {view.len} bytes")
+                raise InvalidRecord(
+                    f"The record batch has {view.len} bytes, too few for its {count} records."
+                )
             p = <const uint8_t *>view.buf
             end = p + view.len
             if view.len < RELEASE_GIL_BYTES:
@@ -416,7 +423,7 @@ cdef class BlockBuilder:
             if fault == NO_MEMORY:
                 raise MemoryError()
             if fault != OK:
-                raise InvalidRecord(f"record {record} of {count}: {_FAULTS[fault]}")
+                raise InvalidRecord(f"Record {record} of {count} is not valid: {_FAULTS[fault]}.")
             memcpy(c.runs.data + c.runs.len, &run, sizeof(Run))
             c.runs.len += sizeof(Run)
             self._rows.count += count

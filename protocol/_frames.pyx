@@ -118,7 +118,7 @@ cdef class FrameReader:
                 length = <int32_t>bh_be32(self._head)
                 if not 0 <= length <= self._max_bytes:
                     raise FrameError(
-                        f"a frame of {length} bytes, the limit is {self._max_bytes}"
+                        f"a request has {length} bytes, at most {self._max_bytes} are allowed"
                     )
                 self._head_bytes = 0
                 if size >= length:  # as a rule

@@ -89,7 +89,7 @@ cdef class _Reader:
                 if value > <uint64_t>0xFFFFFFFF:
                     break
                 return <int64_t>value
-        raise MalformedMessage("a varint of more than 32 bits")
+        raise MalformedMessage("a varint has more than 32 bits")
 
     cdef int64_t size(self, int width, str name) except -2:
         """A length or a count; -1 is null. It has `width` bytes unless the version is flexible."""
@@ -110,7 +110,7 @@ cdef class _Reader:
         if size < 0:
             return None
         if size > _string_max:
-            raise MalformedMessage(f"{name} is longer than a text may be")
+            raise MalformedMessage(f"the text {name} is too long")
         if size > self.end - self.at:
             raise MalformedMessage(f"{name} reaches beyond the frame")
         return PyUnicode_DecodeUTF8(<const char *>self.take(size), size, NULL)
@@ -133,7 +133,7 @@ cdef class _Reader:
             raise MalformedMessage(f"{name} counts more elements than it has bytes")
         self.room -= count
         if self.room < 0:
-            raise MalformedMessage("more elements than a request may have")
+            raise MalformedMessage("it has more elements than a request may have")
         return count
 
     cdef int skip_tags(self) except -1:

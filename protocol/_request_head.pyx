@@ -57,7 +57,7 @@ def decode_head(bytes frame not None):
     cdef Py_ssize_t position = FIXED_BYTES
     cdef int16_t name_bytes
     if size < FIXED_BYTES:
-        raise MalformedMessage("its head is cut")
+        raise MalformedMessage("its header is cut")
     header.api_key = <int16_t>bh_be16(p)
     header.api_version = <int16_t>bh_be16(p + 2)
     header.correlation_id = <int32_t>bh_be32(p + 4)

@@ -60,12 +60,13 @@ def decode_request(frame: bytes, apis: Mapping[int, ServedT]) -> Request[ServedT
     except MalformedRequest:
         raise
     except (MalformedMessage, UnicodeDecodeError) as error:
-        raise MalformedRequest(f"a request that cannot be decoded: {error}") from error
+        raise MalformedRequest(f"the request cannot be decoded: {error}") from error
     except (IndexError, struct.error) as error:
-        raise MalformedRequest("a request that ends too early") from error
+        raise MalformedRequest("the request ends too early") from error
     if end > len(frame):
         raise MalformedRequest(
-            f"{api.key.name} version {version} ends at byte {end} of {len(frame)}"
+            f"the {api.key.name} request of version {version} has {len(frame)} bytes,"
+            f" but its fields need {end}"
         )
     return Request(header, api, message)
 

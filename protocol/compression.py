@@ -102,7 +102,7 @@ class Decompression:
             options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _ZSTD_WINDOW_LOG}
             self._pieces = _StreamPieces("zstd", zstd.ZstdDecompressor(options=options), payload)
         else:
-            raise UnsupportedCompressionType(f"compression codec {codec} is not known")
+            raise UnsupportedCompressionType(f"The compression codec {codec} does not exist.")
         # A decoder copies the input that it has not used: pieces as long as the input keep that
         # copying linear.
         self._least_bytes = len(payload)
@@ -174,17 +174,21 @@ def compress(codec: int, payload: bytes | memoryview) -> bytes:
         return bytes(lz4.frame.compress(payload, block_linked=False))
     if codec == Codec.ZSTD:
         return zstd.compress(payload)
-    raise UnsupportedCompressionType(f"compression codec {codec} is not known")
+    raise UnsupportedCompressionType(f"The compression codec {codec} does not exist.")
 
 
 def _check_lz4_blocks(payload: bytes | memoryview) -> None:
     """Kafka's own clients cannot read blocks that depend on earlier ones (KIP-57)."""
     if len(payload) > _LZ4_FLAGS_AT and not payload[_LZ4_FLAGS_AT] & _LZ4_INDEPENDENT_BLOCKS:
-        raise CorruptMessage("record batch has an lz4 frame with dependent blocks: Kafka has none")
+        raise CorruptMessage(
+            "The record batch has an lz4 frame with dependent blocks, which Kafka does not allow."
+        )
 
 
 def _too_large(limit_bytes: int) -> MessageTooLarge:
-    return MessageTooLarge(f"record batch is larger than {limit_bytes} bytes when decompressed")
+    return MessageTooLarge(
+        f"The record batch is larger than {limit_bytes} bytes when it is decompressed."
+    )
 
 
 class _StreamPieces:
@@ -206,13 +210,17 @@ class _StreamPieces:
         try:
             piece = decompressor.decompress(self._input, max_bytes)
         except (zlib.error, RuntimeError, zstd.ZstdError, EOFError) as error:
-            raise CorruptMessage(f"record batch is not valid {self._name}: {error}") from error
+            raise CorruptMessage(
+                f"Cannot decompress the record batch with {self._name}: {error}"
+            ) from error
         self._input = b""
         if decompressor.eof:
             if decompressor.unused_data:
-                raise CorruptMessage(f"bytes follow the {self._name} stream of a record batch")
+                raise CorruptMessage(
+                    f"The record batch has bytes after the end of its {self._name} stream."
+                )
         elif not piece:
-            raise CorruptMessage(f"record batch is cut: its {self._name} stream has no end")
+            raise CorruptMessage(f"The record batch ends in the middle of its {self._name} stream.")
         return piece
 
 
@@ -254,15 +262,17 @@ def _xerial_blocks(payload: memoryview) -> list[memoryview]:
     blocks: list[memoryview] = []
     position = len(_XERIAL_HEADER)
     if len(payload) < position:
-        raise CorruptMessage("record batch is cut in its snappy header")
+        raise CorruptMessage("The record batch ends in the middle of its snappy header.")
     while position < len(payload):
         if len(payload) - position < 4:
-            raise CorruptMessage("record batch is cut in a snappy block length")
+            raise CorruptMessage(
+                "The record batch ends in the middle of the length of a snappy block."
+            )
         length = int.from_bytes(payload[position : position + 4])
         position += 4
         if not 0 < length <= len(payload) - position:
             raise CorruptMessage(
-                f"record batch has a snappy block of {length} bytes that does not fit"
+                f"A snappy block of {length} bytes does not fit into the record batch."
             )
         blocks.append(payload[position : position + length])
         position += length
@@ -276,19 +286,21 @@ def _snappy_size(block: memoryview) -> int:
         size |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             if size > len(block) * _SNAPPY_BYTES_PER_3 // 3:
-                raise CorruptMessage(f"record batch claims {size} bytes in {len(block)} of snappy")
+                raise CorruptMessage(
+                    f"A snappy block of {len(block)} bytes claims to hold {size} bytes, too many."
+                )
             return size
-    raise CorruptMessage("record batch has a snappy block without a size")
+    raise CorruptMessage("A snappy block of the record batch does not begin with its size.")
 
 
 def _snappy_block(block: memoryview, target: memoryview) -> None:
     try:
         written = cramjam.snappy.decompress_raw_into(block, target)
     except cramjam.DecompressionError as error:
-        raise CorruptMessage(f"record batch is not valid snappy: {error}") from error
+        raise CorruptMessage(f"Cannot decompress the record batch with snappy: {error}") from error
     if written != len(target):
         raise CorruptMessage(
-            f"record batch has a snappy block of {written} bytes, not {len(target)}"
+            f"A snappy block of the record batch has {written} bytes, not {len(target)}."
         )
 
 

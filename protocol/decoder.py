@@ -68,7 +68,7 @@ def unsigned_varint(data: bytes, position: int) -> tuple[int, int]:
             if value > 0xFFFFFFFF:
                 break
             return value, position
-    raise MalformedMessage("a varint of more than 32 bits")
+    raise MalformedMessage("a varint has more than 32 bits")
 
 
 def skip_tagged_fields(data: bytes, position: int) -> int:
@@ -182,7 +182,7 @@ class _Generator:
             size = self._size(depth, ">h" if kind == "string" else ">i")
             self._null_or(depth, target, size, name, nullable)
             if kind == "string" and self._flexible:
-                too_long = f"fail('{name} is longer than a text may be')"
+                too_long = f"fail('the text {name} is too long')"
                 self._emit(depth + 1, f"if {size} > {STRING_MAX}: {too_long}")
             self._emit(depth + 1, f"stop = pos + {size}")
             self._emit(depth + 1, f"if stop > end: fail('{name} reaches beyond the frame')")
@@ -200,7 +200,7 @@ class _Generator:
         too_many = f"fail('{field.name} counts more elements than it has bytes')"
         self._emit(depth + 1, f"if {count} * {smallest} > end - pos: {too_many}")
         self._emit(depth + 1, f"room -= {count}")
-        self._emit(depth + 1, "if room < 0: fail('more elements than a request may have')")
+        self._emit(depth + 1, "if room < 0: fail('it has more elements than a request may have')")
         self._emit(depth + 1, f"{items} = []")
         self._emit(depth + 1, f"for _ in range({count}):")
         if field.is_struct_array():

@@ -319,7 +319,7 @@ class RecordsWithoutKey(InvalidRecord):
         self.count = count
 
     def __str__(self) -> str:
-        return f"{self.count} records have no key, and a compacted topic needs one in each"
+        return f"{self.count} records have no key. A compacted topic needs one in each record."
 
 
 class UnstableOffsetCommit(KafkaError):

@@ -50,7 +50,7 @@ def block(table: Table, rows: Sequence[Sequence[Any]]) -> bytes:
     """One block of at least one row; each has a value for every column of `table`, in order."""
     columns = list(zip(*rows, strict=True))
     if len(columns) != len(table.columns):
-        raise ValueError(f"rows of {table.name} have {len(table.columns)} values")
+        raise ValueError(f"a row of {table.name} must have {len(table.columns)} values")
     parts = [_varint(len(columns)), _varint(len(rows))]
     for head, (_, kind), values in zip(table.heads, table.columns, columns, strict=True):
         parts += (head, kind.encode(values))

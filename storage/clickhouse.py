@@ -301,7 +301,9 @@ class ClickHouseServer:
                 except (aiohttp.ClientError, TimeoutError) as error:
                     raise self._failure(error) from error
                 except (RuntimeError, EOFError) as error:
-                    raise EngineError(f"{self.url}: the answer is not LZ4: {error}") from error
+                    raise EngineError(
+                        f"{self.url}: cannot decompress the answer with LZ4: {error}"
+                    ) from error
                 if piece:
                     yield piece
         if begun and not frame.eof:
@@ -361,7 +363,7 @@ class ClickHouseServer:
             return self._client
         async with self._connecting:
             if self._closed:
-                raise NotSent(f"{self.url}: closed")
+                raise NotSent(f"{self.url}: this broker has closed its connections")
             if self._client is None:
                 try:
                     async with asyncio.timeout(self._request_timeout_s):
@@ -407,7 +409,7 @@ class ClickHouseServer:
                 return NotSent(f"{self.url}: {error}")
             return EngineError(f"{self.url}: {error}")
         if isinstance(error, TimeoutError):
-            return EngineError(f"{self.url}: no answer in time")
+            return EngineError(f"{self.url}: the server did not answer in time")
         return EngineError(f"{self.url}: {type(error).__name__}: {error}")
 
     def _told(self, text: str) -> EngineError:

@@ -88,7 +88,9 @@ class _Version:
             found = json.loads(row.value)
             return cls(int(found["version"]), str(found["holder"]), int(found["turns"]))
         except (ValueError, TypeError, KeyError) as error:
-            raise SchemaError(f"registry key {SCHEMA_KEY} is not a version: {row.value}") from error
+            raise SchemaError(
+                f"the key {SCHEMA_KEY} in the registry is not a version: {row.value}"
+            ) from error
 
 
 async def migrate_cluster(
@@ -162,11 +164,15 @@ async def _reach(
     targets = [answer for answer in answers if isinstance(answer, _Target)]
     failures = [answer for answer in answers if isinstance(answer, EngineError)]
     if not targets:
-        raise failures[0] if failures else EngineError("no servers are configured")
+        raise (
+            failures[0]
+            if failures
+            else EngineError("the configuration has no servers: add replicas to [[cluster.shards]]")
+        )
     answering = {target.server.url for target in targets}
     away = tuple(server.url for _, server in servers if server.url not in answering)
     if away:
-        log.warning("these servers do not answer and are not migrated: %s", ", ".join(away))
+        log.warning("cannot migrate these servers, because they do not answer: %s", ", ".join(away))
     return targets, away
 
 

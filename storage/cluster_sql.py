@@ -134,7 +134,9 @@ def _cluster_file(file: str, **values: str) -> str:
     try:
         return Template(statement_of(_read(file))).substitute(values)
     except KeyError as error:
-        raise SchemaError(f"cluster/{file} has an unknown placeholder {error}") from error
+        raise SchemaError(
+            f"cluster/{file} has the placeholder {error}, which does not exist"
+        ) from error
 
 
 @cache

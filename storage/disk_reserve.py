@@ -121,7 +121,7 @@ class DiskReserve:
         try:
             self._path.unlink(missing_ok=True)
         except OSError as error:
-            log.error("the reserve %s cannot be used: %s", self._path, error.strerror)
+            log.error("cannot use the reserve %s: %s", self._path, error.strerror)
             return
         self._is_held = False
         log.warning(

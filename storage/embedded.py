@@ -222,7 +222,7 @@ class EmbeddedEngine:
                 if error.code not in _TRANSIENT_CODES or attempt == _INSERT_ATTEMPTS:
                     raise InsertRejected(str(error), error.code) from error
                 log.warning(
-                    "insert %s was refused (attempt %d), retrying: %s",
+                    "ClickHouse refused insert %s (attempt %d); retrying: %s",
                     token,
                     attempt,
                     error,
@@ -238,7 +238,7 @@ class EmbeddedEngine:
         try:
             fill()
         except OSError as error:
-            raise EngineError(f"no memory for a block: {error.strerror}") from error
+            raise EngineError(f"cannot allocate memory for a block: {error.strerror}") from error
         with self.watched_write(lane.handle):
             if guard is None:
                 _guarded(lane.handle.query, statement, "Null")

@@ -72,7 +72,7 @@ class FreeSpace:
             try:
                 self._look()
             except (OSError, RuntimeError):
-                log.exception("bug: the free disk space is no longer watched")
+                log.exception("bug: the broker no longer checks the free disk space; restart it")
                 return
 
     def _look(self) -> None:
@@ -100,7 +100,7 @@ class FreeSpace:
         try:
             self._reserve.hold_again()
         except OSError as error:  # somebody else was faster: the next look tries again
-            log.info("the reserve of %s cannot be allocated: %s", self._directory, error.strerror)
+            log.info("cannot allocate the reserve of %s: %s", self._directory, error.strerror)
 
     def _is_low(self) -> bool:
         return self._free_bytes() < LOW_BYTES

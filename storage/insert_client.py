@@ -96,7 +96,7 @@ class AnswerReader:
 
     def on_message_begin(self) -> None:
         if self._answer is not None:
-            raise NotAnAnswer("a second answer")
+            raise NotAnAnswer("the server sent a second answer")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._has_head:
@@ -110,9 +110,9 @@ class AnswerReader:
         self._has_head = True
         status = self._parser.get_status_code()
         if status < 200:
-            raise NotAnAnswer(f"an answer with status {status}")
+            raise NotAnAnswer(f"the answer has the HTTP status {status}")
         if self._parser.get_http_version() not in _VERSIONS:
-            raise NotAnAnswer("the answer is of another version of HTTP")
+            raise NotAnAnswer("the answer is not HTTP/1.1")
         if int(self._headers.get(b"content-length", 0)) > _BODY_MAX_BYTES:
             raise NotAnAnswer("the answer is too long")
 
@@ -294,17 +294,19 @@ class InsertClient:
                 return connection
             connection.close()
         if self._closed:
-            raise NotSent(f"{self._where.origin()}: closed")
+            raise NotSent(f"{self._where.origin()}: this broker has closed its connections")
         try:
             connection = await self._connect()
         except OSError as error:  # of TLS as well
             reason = (
-                "it accepts no connection in time" if isinstance(error, TimeoutError) else error
+                "it did not accept a connection in time"
+                if isinstance(error, TimeoutError)
+                else error
             )
             raise NotSent(f"{self._where.origin()}: {reason}") from error
         if self._closed:
             connection.close()
-            raise NotSent(f"{self._where.origin()}: closed")
+            raise NotSent(f"{self._where.origin()}: this broker has closed its connections")
         return connection
 
     async def _connect(self) -> _InsertConnection:

@@ -113,7 +113,7 @@ class _Rounds:
         try:
             await self._queue.run(lambda: self._writer.recycle(needed_from))
         except NotSent as error:
-            log.warning("files of the journal are not reused yet: %s", error, extra=counted())
+            log.warning("cannot reuse files of the journal yet: %s", error, extra=counted())
         if self._writer.file_bytes > self._files_max_bytes // 2:
             for stream in self.streams:  # the one that drains less often keeps files of the other
                 stream.hurry()
@@ -309,7 +309,7 @@ class JournaledEngine:
         for stream in self.streams:
             found = [one for one in contents.blocks if one.stream == stream.number]
             if found:
-                log.info("%d blocks of the journal go into the tables", len(found))
+                log.info("inserting %d blocks of the journal into their tables", len(found))
             stream.start(contents.last_sequence, found)
         for stream in reversed(self.streams):  # small tables need little space, and a start all
             await self.recovery.drain(stream)

@@ -458,7 +458,7 @@ class JournalWriter:
         sequence = self.last_sequence + 1
         length = len(prefix) + len(rest)
         if length > _MAX_BODY:
-            raise OSError(errno.EFBIG, "a block is too large for the journal")
+            raise OSError(errno.EFBIG, "the block is larger than the journal allows")
         if self._at + ENTRY_BYTES + length > self._size:
             self._begin_segment(ENTRY_BYTES + length)
             sequence = self.last_sequence + 1

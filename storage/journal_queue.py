@@ -110,7 +110,9 @@ class JournalQueue:
                 change.written(outcome)
             except Exception as error:
                 log.exception("bug: a journal entry was written, but its callback failed")
-                outcome = self.fault = StorageFault(f"the journal needs a restart: {error}")
+                outcome = self.fault = StorageFault(
+                    f"restart the broker, because the journal failed: {error}"
+                )
         if isinstance(outcome, Exception):
             change.done.set_exception(outcome)
             change.done.exception()  # its caller may have gone

@@ -358,7 +358,9 @@ def _apply(entry: Entry, found: JournalContents, path: Path) -> None:
         direct = read_block(entry.sequence, entry.body)
         found.tokens.direct.add(direct.table, direct.token)
     else:
-        raise JournalError(f"{path} has an entry of the unknown kind {entry.kind}")
+        raise JournalError(
+            f"{path} has an entry of kind {entry.kind}, which this version does not know"
+        )
 
 
 def _named(directory: Path) -> Iterator[_SegmentCandidate]:

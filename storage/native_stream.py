@@ -60,7 +60,9 @@ class BlockStream:
             message = bytes(self._buffer[len(_EXCEPTION) :]).decode(errors="replace")
             raise ServerException(message.strip())
         if self._buffer:
-            raise NotNative(f"the stream ends {len(self._buffer)} bytes into a block")
+            raise NotNative(
+                f"the answer ends in the middle of a block, after {len(self._buffer)} bytes of it"
+            )
 
     def _read(self) -> Steps:
         while True:
@@ -88,7 +90,7 @@ class BlockStream:
             yield
         while self._buffer.startswith(_EXCEPTION):
             if len(self._buffer) > _EXCEPTION_BYTES:
-                raise NotNative("an exception has no end")
+                raise NotNative(f"the text of an exception has more than {_EXCEPTION_BYTES} bytes")
             yield
 
     def _number(self) -> Generator[None, None, int]:
@@ -107,7 +109,9 @@ class BlockStream:
         try:
             return text.decode()
         except UnicodeDecodeError as error:
-            raise NotNative(f"a name is not UTF-8: {bytes(text[:64])!r}") from error
+            raise NotNative(
+                f"the name or the type of a column is not UTF-8: {bytes(text[:64])!r}"
+            ) from error
 
     def skip(self, size: int) -> None:
         self._at += size
@@ -151,7 +155,7 @@ def skipper(kind: str) -> Skipper:
     try:
         return _skipper(layout(kind))
     except UnsupportedType as error:
-        raise NotNative(f"a column cannot be skipped: {error}") from error
+        raise NotNative(f"cannot read past a column: {error}") from error
 
 
 def _skipper(values: Layout) -> Skipper:
@@ -164,7 +168,7 @@ def _skipper(values: Layout) -> Skipper:
             return _all(*map(_skipper, parts))
         case Lists(element):
             return _array(_skipper(element))
-    raise UnsupportedType("LowCardinality is not supported in a stream")
+    raise UnsupportedType("type LowCardinality is not supported here")
 
 
 def _fixed(width: int) -> Skipper:

@@ -232,7 +232,7 @@ class KeeperRegistry:
                     return created
         raise EngineError(
             f"it is unknown whether {len(left)} keys were created:"
-            f" {error or 'the server lags behind'}",
+            f" {error or 'the server has not seen the write yet'}",
             error.code if error else 0,
         )
 
@@ -301,7 +301,8 @@ class KeeperRegistry:
                 # The write has not happened, or this server has not seen it yet. Repeating it is
                 # safe, and brings the server up to date.
         raise EngineError(
-            f"it is unknown whether {key!r} was changed: {error or 'the server lags behind'}",
+            f"it is unknown whether the key {key!r} was changed:"
+            f" {error or 'the server has not seen the write yet'}",
             error.code if error else 0,
         )
 
@@ -319,7 +320,7 @@ class KeeperRegistry:
             async with asyncio.timeout(self._timeout_s):
                 yield
         except TimeoutError as error:
-            raise EngineError(f"no answer from the registry in {self._timeout_s:g} s") from error
+            raise EngineError(f"the registry did not answer in {self._timeout_s:g} s") from error
 
 
 _AS_EXPECTED = (

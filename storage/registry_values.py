@@ -18,9 +18,14 @@ def object_of(text: str, keys: set[str], what: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise MalformedState(f"not {what}: {error}: {shortened(text)}") from error
+        raise MalformedState(
+            f"a text in the registry is not {what}: {error}: {shortened(text)}"
+        ) from error
     if not isinstance(found, dict) or not found.keys() >= keys:  # newer versions may say more
-        raise MalformedState(f"not {what} with {', '.join(sorted(keys))}: {shortened(text)}")
+        raise MalformedState(
+            f"a text in the registry is not {what} with {', '.join(sorted(keys))}:"
+            f" {shortened(text)}"
+        )
     return found
 
 
@@ -30,7 +35,7 @@ def shortened(text: str) -> str:
 
 def count_of(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is not a number from 0")
+        raise ValueError(f"{value!r} is not a number of 0 or more")
     return value
 
 

@@ -91,7 +91,9 @@ async def _make_failed_views(engine: EmbeddedEngine) -> None:
         " WHERE state != 'ended'"
     ):
         if target_of(definition) is None:
-            log.warning("view %s.%s had failed and is not restored", database, name)
+            log.warning(
+                "the view %s.%s had failed before the backup, so it is not restored", database, name
+            )
             continue
         await engine.execute(definition)
         await engine.execute(f"DETACH TABLE {View(database, name).quoted} PERMANENTLY")

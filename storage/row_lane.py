@@ -195,11 +195,13 @@ class RowLane:
                 raise EngineError(str(self._refusal))
             await self._insert(table, [row for _, write in here for row in write.rows])
         except EngineError as error:
-            log.error("rows of %s refused: %s", table.name, error, extra=counted(table.name))
+            log.error(
+                "ClickHouse refused rows of %s: %s", table.name, error, extra=counted(table.name)
+            )
             _fail(here, str(error), error.code)
         except Exception as error:
             # A bug in the caller that made the rows, or a disk that may have lost a write.
-            log.exception("rows of %s cannot be stored", table.name, extra=counted(table.name))
+            log.exception("cannot store rows of %s", table.name, extra=counted(table.name))
             if isinstance(error, StorageFault):
                 self._damaged, self._refusal = True, str(error)
             _fail(here, f"rows of {table.name} cannot be stored; see the broker's log", 0)
@@ -216,7 +218,7 @@ class RowLane:
         tokens_used = 0
         while True:
             if self._may_write is not None and not self._may_write():
-                raise EngineError("the lease of this broker is over")
+                raise EngineError("the session of this broker is over")
             attempt = f"{token}-{tokens_used}" if tokens_used else token
             try:
                 await self._engine.insert_block(

@@ -188,7 +188,9 @@ def _check_statement(file: SchemaFile) -> None:
         if file.kind is FileKind.SETTING and not setting.startswith(
             ("${deduplication_window(", *SAME_ON_REPLICAS)
         ):
-            raise SchemaError(f"{file.name}: is this setting of {subject} the same on replicas?")
+            raise SchemaError(
+                f"{file.name} changes a setting of {subject} that may differ on replicas"
+            )
     elif file.whole is Whole.AGAIN:
         if statement.count("${global}") != len(_LOOK_UP.findall(statement)):
             raise SchemaError(f"view {subject} has a JOIN or IN without ${{global}} before it")

@@ -67,5 +67,5 @@ async def become_shard(engine: EmbeddedEngine) -> bool:
     await engine.execute(f"TRUNCATE TABLE {DATABASE}.schema_migrations")
     await engine.execute(f"RENAME DATABASE {DATABASE} TO {SHARD_DATABASE}")
     await engine.execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE} ENGINE = Atomic")
-    log.info("the tables of a single broker are those of a shard now")
+    log.info("changed the tables of a single broker into those of a shard")
     return True

@@ -276,7 +276,7 @@ class Shard:
     async def insert_block(
         self, lane: int, table: str, columns: str, block: bytes, token: str
     ) -> None:
-        last: EngineError = NotSent(f"shard {self.name} is away")
+        last: EngineError = NotSent(f"shard {self.name} does not answer")
         for replica in self._to_ask():
             asked_at = time.monotonic()
             try:
@@ -325,7 +325,7 @@ class Shard:
             )
         if self._shrunk != (quorum < self._quorum):
             self._shrunk = not self._shrunk
-            log.warning("shard %s: blocks are acknowledged on %d replicas", self.name, quorum)
+            log.warning("shard %s: %d replicas acknowledge a block now", self.name, quorum)
 
     def quorum_settings(self, *, least: bool = False) -> dict[str, str]:
         """For inserts; none if nothing is replicated. `least`: fewer replicas are alive."""
@@ -346,7 +346,7 @@ class Shard:
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
     ) -> AsyncGenerator[NativeBlock, None]:
         """As `Engine.read_native`. Another replica is asked only before the first block."""
-        last: EngineError = NotSent(f"shard {self.name} is away")
+        last: EngineError = NotSent(f"shard {self.name} does not answer")
         for replica in self._to_ask():
             asked_at = time.monotonic()
             begun = False
@@ -406,7 +406,7 @@ class Shard:
         """
         replicas = self._to_ask()
         if not replicas:
-            raise NotSent(f"shard {self.name} is away")
+            raise NotSent(f"shard {self.name} does not answer")
         works = (one for one in replicas if one.server is kept and not one.failed)
         replica = next(works, replicas[0])
         await self._catch_up(replica)
@@ -421,7 +421,7 @@ class Shard:
     async def _first_that_can(self, ask: Callable[[_Replica], Awaitable[T]], *, resend: bool) -> T:
         replicas = self._to_ask()
         if not replicas:
-            raise NotSent(f"shard {self.name} is away")
+            raise NotSent(f"shard {self.name} does not answer")
         answer = await _first_that_can(replicas, ask, resend=resend)
         self._answered()
         return answer
@@ -525,12 +525,12 @@ class AnyServer:
     async def insert_block(
         self, lane: int, table: str, columns: str, block: bytes, token: str
     ) -> None:
-        raise InsertRejected("a block belongs to a shard")
+        raise InsertRejected("a block can be inserted only into a shard")
 
     def read_native(
         self, sql: str, params: Mapping[str, Parameter], chunk_bytes: int
     ) -> AsyncGenerator[NativeBlock, None]:
-        raise EngineError("a range of a log belongs to a shard")
+        raise EngineError("a log can be read only from a shard")
 
     async def rows(self, sql: str, params: Mapping[str, Parameter] | None = None) -> list[Row]:
         async def ask(replica: _Replica) -> list[Row]:
@@ -583,7 +583,7 @@ class AnyServer:
             async with asyncio.timeout(self._timeout_s):
                 return await answer
         except TimeoutError as error:
-            raise EngineError(f"{server.url}: no answer in time") from error
+            raise EngineError(f"{server.url}: the server did not answer in time") from error
 
     async def close(self) -> None:
         """Nothing to do: the servers are closed by their owners."""

@@ -81,7 +81,9 @@ class SlotMap:
         for shard, numbers in ranges:
             for number in numbers:
                 if number in shards:
-                    raise ValueError(f"slot {number} belongs to {shards[number]} and to {shard}")
+                    raise ValueError(
+                        f"slot {number} belongs to shard {shards[number]} and to shard {shard}"
+                    )
                 shards[number] = shard
         if outside := sorted(shards.keys() - set(range(slots))):
             raise ValueError(f"there is no slot {outside[0]} in a cluster of {slots} slots")
@@ -110,7 +112,9 @@ class SlotMap:
         changed = {}
         for number, slot in self._picked(numbers):
             if slot.owner != session_id:
-                raise ValueError(f"slot {number} belongs to {slot.owner}, not to {session_id}")
+                raise ValueError(
+                    f"slot {number} belongs to session {slot.owner}, not to {session_id}"
+                )
             changed[number] = replace(slot, owner=NOBODY, behind=0)
         return self._with(changed)
 
@@ -134,9 +138,9 @@ class SlotMap:
         changed = {}
         for number, slot in self._picked(numbers):
             if shard == slot.shards[0]:
-                raise ValueError(f"the groups of slot {number} live on {shard}")
+                raise ValueError(f"the groups of slot {number} are stored on shard {shard}")
             if shard in (slot.writes_to, slot.shards[-1]):
-                raise ValueError(f"new rows of slot {number} go to {shard}")
+                raise ValueError(f"new rows of slot {number} are written to shard {shard}")
             kept: list[str] = []
             for name in slot.shards:
                 if name != shard and kept[-1:] != [name]:
@@ -161,17 +165,23 @@ class SlotMap:
             for owner, epoch, index, behind in found["slots"]:
                 names = shards[count_of(index)]
                 if not 0 <= count_of(behind) < len(names):
-                    raise ValueError(f"{behind} of {len(names)} shards cannot be ahead")
+                    raise ValueError(
+                        f"{behind} of its {len(names)} shards cannot all be new to its owner"
+                    )
                 slots.append(Slot(count_of(owner), count_of(epoch), names, behind))
         except (TypeError, ValueError, LookupError) as error:
-            raise MalformedState(f"not a slot map: {error}: {shortened(text)}") from error
+            raise MalformedState(
+                f"a text in the registry is not a slot map: {error}: {shortened(text)}"
+            ) from error
         return cls(tuple(slots))
 
     def _picked(self, numbers: Iterable[int]) -> list[tuple[int, Slot]]:
         picked = []
         for number in numbers:
             if not 0 <= number < len(self.slots):
-                raise ValueError(f"there is no slot {number}: there are {len(self.slots)}")
+                raise ValueError(
+                    f"there is no slot {number}: the last one is {len(self.slots) - 1}"
+                )
             picked.append((number, self.slots[number]))
         return picked
 

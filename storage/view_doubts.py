@@ -60,7 +60,9 @@ class ViewDoubts:
             _some([f"{one.topic}-{one.partition} {one.first} to {one.end - 1}" for one in ranges]),
         )
         if not self._is_there(handle):
-            log.error("cannot store this, because the table is missing: check these views now")
+            log.error(
+                "cannot store which views these are, because the table is missing: check them now"
+            )
             return
         for view in found:
             self._sql.run(

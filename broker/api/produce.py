@@ -288,7 +288,7 @@ def _check_batch(data: ProducePartition, topic: Topic, api_version: int) -> Batc
     try:
         headers = parse_headers(data.frame, data.start, data.end)
     except UnsupportedForMessageFormat as error:
-        raise InvalidRecord(f"Only record batches of format v2 are accepted: {error}") from error
+        raise InvalidRecord(error.message) from error
     if len(headers) != 1:
         raise InvalidRecord(
             f"A request must have one record batch per partition, not {len(headers)}."

@@ -233,7 +233,7 @@ class _Adoption:
         rows = await self._single.engine.rows(query("feed_definitions"))
         feeds, wrong = definitions_of([rows])
         for sentence in wrong:
-            log.error("a typed table cannot be taken over, and keeps its name: %s", sentence)
+            log.error("cannot take over a typed table, so it keeps its name: %s", sentence)
         for feed in feeds:
             if feed.status is not FeedStatus.DROPPED and not feed.is_router:
                 await self._lock.renew()

@@ -69,9 +69,11 @@ def _url(text: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{example} or https://ch-1:8443")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("user and password have keys of their own in [cluster]")
+        raise ValueError(
+            "remove user and password from the URL: [cluster] has its own keys for them"
+        )
     if parts.path.strip("/") or parts.query or parts.fragment:
-        raise ValueError(f"{example}, with nothing behind the port")
+        raise ValueError(f"{example}, with nothing after the port")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{parts.scheme}://{host}:{port or (8123 if parts.scheme == 'http' else 8443)}"
 

@@ -199,7 +199,7 @@ class FeedProcess:
         try:
             await self._names.leave()
         except EngineError as error:
-            log.info("others notice in some seconds that this process has ended: %s", error)
+            log.info("cannot tell the other processes that this one ends: %s", error)
         self._peers.close()
         for lane in self._rows:
             await lane.close()
@@ -281,7 +281,7 @@ class FeedProcess:
             starts = await self._offsets(broker, [one for one in partitions if not one.has_end])
             ends = await self._offsets(broker, partitions, _LATEST)
         except KafkaError as error:
-            log.info("%s", error, extra=counted())
+            log.info("cannot read the ends of partitions: %s", error, extra=counted())
             return
         for one in partitions:
             if not one.has_end and (start := starts.get(one)) is not None:

@@ -76,7 +76,7 @@ class _AppendTimes:
         for slot in () if slot_map is None else slot_map.slots:
             owner = sessions.get(slot.owner)
             if slot.writes_to == shard and slot.owner and (owner is None or owner.is_over):
-                raise NotYet("no broker has claimed the slots of a dead broker yet")
+                raise NotYet("no broker owns the slots of a dead broker yet")
 
 
 class Housekeeping:

@@ -188,7 +188,7 @@ class ClusterNode(Node):
         try:
             await self._view.refresh()
         except MalformedState as error:
-            log.error("the slot map or a session cannot be read: %s", error)
+            log.error("cannot read the slot map or a session: %s", error)
 
     async def begin(self) -> None:
         await self._owner.join()
@@ -219,7 +219,7 @@ class ClusterNode(Node):
             try:
                 await host.groups.cache.heartbeats.write()
             except EngineError as error:
-                log.info("the last heartbeats could not be written: %s", error)
+                log.info("cannot store the last heartbeats of members: %s", error)
         await self._owner.leave()
 
     async def close(self) -> None:
@@ -293,5 +293,5 @@ async def _patiently(ask: Callable[[], Awaitable[T]]) -> T:
         except EngineError as error:
             if error.code not in _NO_ANSWER or time.monotonic() > give_up_s:
                 raise
-            log.warning("the cluster does not answer yet, retrying: %s", error)
+            log.warning("the cluster does not answer yet; retrying: %s", error)
         await asyncio.sleep(_START_AGAIN_S)

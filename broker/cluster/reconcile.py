@@ -37,7 +37,7 @@ _RETRY_MS = 1_000
 """Pause between two attempts when the engine refused one."""
 
 _WHY_LOST = {
-    SlotEvent.NOT_OURS: "slot {} was taken away",
+    SlotEvent.NOT_OURS: "another session owns slot {} now",
     SlotEvent.NEW_EPOCH: "slot {} has an epoch that this session did not claim",
     SlotEvent.OLD_EPOCH: "slot {} has an epoch that this session did not claim",
 }
@@ -114,7 +114,7 @@ class Fences:
         try:
             await self._server.fence_session(session, shard)
         except EngineError as error:
-            log.warning("session %d cannot be fenced on %s: %s", session.session_id, shard, error)
+            log.warning("cannot fence session %d on shard %s: %s", session.session_id, shard, error)
         else:
             event = FenceEvent.SUCCEEDED
         fence.retry_ms = self._view.now_ms() + _RETRY_MS
@@ -263,7 +263,7 @@ class SlotPhases:
         try:
             await self._server.serve_slots(self._session, slots)
         except EngineError as error:
-            log.warning("%s cannot be served yet: %s", _shown(slots), error)
+            log.warning("cannot serve %s yet: %s", _shown(slots), error)
             event = SlotEvent.OPEN_FAILED
         else:
             log.info("serving %s after %d ms", _shown(slots), self._view.now_ms() - began_ms)

@@ -110,7 +110,7 @@ class RegistryView:
         try:
             await self.ask(self.registry.compare_and_set(key, expected, value))
         except EngineError as error:
-            log.debug("the outcome of writing %s is not known, reading it: %s", key, error)
+            log.debug("the outcome of writing %s is unknown; reading it: %s", key, error)
         return await self.ask(self.registry.get(key))
 
     async def renew(self, key: str, expected: Versioned, value: str) -> Versioned | None:
@@ -118,7 +118,7 @@ class RegistryView:
         try:
             await self.ask(self.registry.attempt(key, expected, value))
         except EngineError as error:
-            log.debug("the outcome of writing %s is not known, reading it: %s", key, error)
+            log.debug("the outcome of writing %s is unknown; reading it: %s", key, error)
         self._kept = await self._read()
         self._look.set()
         return self._kept.rows.get(key)
@@ -307,4 +307,6 @@ def number_of_session(text: str) -> int:
     try:
         return int(text)
     except ValueError as error:
-        raise MalformedState(f"{text!r} where the id of a session belongs") from error
+        raise MalformedState(
+            f"a key in the registry is not the id of a session: {text!r}"
+        ) from error

@@ -214,7 +214,7 @@ class OwnSession:
     def _taken_by(self, twin: BrokerSession) -> NodeIdTaken:
         return NodeIdTaken(
             f"node id {twin.node_id} is used by the broker at {twin.host}:{twin.port}, which runs"
-            f" (session {twin.session_id}); give each broker its own"
+            f" (session {twin.session_id}): give each broker its own node id"
         )
 
     # Renewing and ending
@@ -229,7 +229,7 @@ class OwnSession:
         if session.is_over or found is None or found.version <= session.at.version:
             return  # not accepted yet; without a row the lease decides
         if found.value not in session.sent_ms:
-            raise SessionOver("others have declared it dead")
+            raise SessionOver("another broker has declared it dead")
         knew = session.others_know_that_it_leaves
         session.lease = session.lease.renewed(session.sent_ms[found.value])
         session.at, session.row = found, BrokerSession.from_text(found.value)
@@ -242,7 +242,7 @@ class OwnSession:
         """Raises `SessionOver` if the session is over in the registry as last read."""
         mine = self._view.sessions.get(self.session_id)
         if mine is not None and mine.is_over:
-            raise SessionOver("others have declared it dead")
+            raise SessionOver("another broker has declared it dead")
 
     def end(self) -> None:
         """The current session is over, at once: its `may_serve` is false for ever."""
@@ -283,4 +283,6 @@ def _next_id(found: Versioned) -> int:
     try:
         return int(found.value)
     except ValueError as error:
-        raise MalformedState(f"{found.value!r} where the next session id belongs") from error
+        raise MalformedState(
+            f"the next session id in the registry is not a number: {found.value!r}"
+        ) from error

@@ -138,9 +138,13 @@ class SlotOwner:
             try:
                 await self._session.close(session)
             except EngineError as error:
-                log.warning("session %d could not be closed: %s", session.session_id, error)
+                log.warning(
+                    "cannot close session %d, so the other brokers wait until it times out: %s",
+                    session.session_id,
+                    error,
+                )
         elif session is not None:
-            log.warning("session %d could not hand over all its slots", session.session_id)
+            log.warning("session %d ended before it handed over all its slots", session.session_id)
 
     def end_session(self, session_id: int, why: str) -> None:
         """End a session because of a bug: a new one begins, and other brokers fence the old one."""
@@ -225,7 +229,7 @@ class SlotOwner:
             except EngineError as error:
                 self._view.outage.failed(error)
             except MalformedState as error:
-                log.error("no slot can change hands: the registry has %s", error)
+                log.error("no slot can change its owner: %s", error)
             else:
                 self._view.outage.worked()
             await self._view.next_look(pause_s)

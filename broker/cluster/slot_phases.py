@@ -169,7 +169,9 @@ def after_event(phase: SlotPhase, event: SlotEvent) -> tuple[SlotPhase, SlotActi
     try:
         return SLOT_TRANSITIONS[phase][event]
     except KeyError:
-        raise ImpossibleEvent(f"a slot that is {phase.name} cannot see {event.name}") from None
+        raise ImpossibleEvent(
+            f"the event {event.name} is impossible for a slot in the phase {phase.name}"
+        ) from None
 
 
 def after_fence_event(
@@ -179,4 +181,6 @@ def after_fence_event(
     try:
         return FENCE_TRANSITIONS[phase][event]
     except KeyError:
-        raise ImpossibleEvent(f"a fence that is {phase.name} cannot see {event.name}") from None
+        raise ImpossibleEvent(
+            f"the event {event.name} is impossible for a fence in the phase {phase.name}"
+        ) from None

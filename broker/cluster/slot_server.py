@@ -130,7 +130,7 @@ class SlotServer:
                     ),
                 )
         except TimeoutError:
-            raise SessionOver("slots cannot be given up: a shard does not answer") from None
+            raise SessionOver("cannot hand over slots: a shard does not answer") from None
         except NotLeaderOrFollower as error:
             raise SessionOver(str(error)) from error
         self._forget(leaving, logs)
@@ -153,5 +153,5 @@ class SlotServer:
 
 def _close(logs: Iterable[PartitionLog]) -> None:
     for partition in logs:
-        partition.closed = NotLeaderOrFollower(f"another broker leads {partition} now")
+        partition.closed = NotLeaderOrFollower(f"Another broker leads {partition} now.")
         partition.wake()

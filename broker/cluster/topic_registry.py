@@ -199,7 +199,9 @@ class TopicRegistry:
         try:
             await self._topics.delete(_TOPIC + name, self._stored.pop(name))
         except EngineError as error:
-            log.info("the name of deleted topic %s stays for now: %s", name, error, extra=counted())
+            log.info(
+                "cannot free the name of deleted topic %s yet: %s", name, error, extra=counted()
+            )
 
     async def _mirror(self, topics: Sequence[Topic], state: TopicState) -> None:
         """Write what topics are now to the shards that answer, for SQL."""
@@ -223,7 +225,7 @@ class TopicRegistry:
             return self._parsed(json.loads(stored.value))
         except (ValueError, KeyError, TypeError, KafkaError) as error:
             log.error(
-                "%s in the registry cannot be read and is left as it is: %s",
+                "cannot read %s in the registry, so it stays as it is: %s",
                 key,
                 error,
                 extra=counted(),

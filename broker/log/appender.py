@@ -60,14 +60,14 @@ class Appender:
         Raises `NotLeaderOrFollower` if the lease ends first: a fence is needed then.
         """
         for partition in partitions:
-            partition.close(NotLeaderOrFollower(f"{partition} is handed over to another broker"))
+            partition.close(NotLeaderOrFollower(f"Another broker takes over {partition}."))
         lanes = {self._lane(partition) for partition in partitions}
         await asyncio.gather(*(lane.release(frozenset(partitions)) for lane in lanes))
 
     def abandon(self) -> None:
         """The session is over: stop all lanes at once, even while an insert hangs."""
         for lane in self.lanes:
-            lane.end("this broker leads no partition at the moment")
+            lane.end("This broker leads no partition at the moment.")
 
     @property
     def has_ended(self) -> bool:

@@ -81,7 +81,7 @@ class BatchRecords:
 
 def _too_large(count: int, max_bytes: int) -> MessageTooLarge:
     return MessageTooLarge(
-        f"the record batch is larger than {max_bytes} bytes when it is decompressed, with "
-        f"{ROW_BYTES} bytes more for each of its {count} records; the broker's setting "
-        "decompressed_max_bytes allows no more"
+        f"The record batch is larger than {max_bytes} bytes when it is decompressed, with "
+        f"{ROW_BYTES} bytes more for each of its {count} records. The broker's setting "
+        "decompressed_max_bytes allows no more."
     )

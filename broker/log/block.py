@@ -280,10 +280,13 @@ def _check_transaction(append: PendingAppend, entry: ProducerEntry | None) -> No
         and (is_open or not append.is_verified)
     ):
         raise InvalidTxnState(
-            f"producer {header.producer_id} has no transaction that includes {partition}"
+            f"Producer {header.producer_id} has no transaction that includes {partition}."
         )
     if is_open and not header.transactional:
-        raise InvalidTxnState(f"producer {header.producer_id} has an open transaction")
+        raise InvalidTxnState(
+            f"Producer {header.producer_id} has an open transaction in {partition}, but the batch"
+            " is not part of one."
+        )
 
 
 def _add_marker(
@@ -294,16 +297,16 @@ def _add_marker(
     producer_id, epoch = header.producer_id, header.producer_epoch
     if entry is not None and epoch < entry.epoch:
         raise InvalidProducerEpoch(
-            f"a marker of producer {producer_id} has epoch {epoch}, {partition} has seen"
-            f" epoch {entry.epoch}"
+            f"A marker of producer {producer_id} has epoch {epoch}. {partition} has seen epoch"
+            f" {entry.epoch}."
         )
     if marker.is_abandoned:
         # Its coordinator has asked again and may have gone on: this could end the next transaction.
-        raise RequestTimedOut(f"the marker of producer {producer_id} was not written in time")
+        raise RequestTimedOut(f"The marker of producer {producer_id} was not written in time.")
     if entry is not None and marker.coordinator_epoch < entry.coordinator_epoch:
         raise TransactionCoordinatorFenced(
-            f"a marker of producer {producer_id} has coordinator epoch {marker.coordinator_epoch},"
-            f" {partition} has seen {entry.coordinator_epoch}"
+            f"A marker of producer {producer_id} has coordinator epoch {marker.coordinator_epoch}."
+            f" {partition} has seen epoch {entry.coordinator_epoch}."
         )
     partition.verifying.pop(producer_id, None)  # also if it was written: what it ends is over
     ended = partition.transactions.open.get(producer_id)
@@ -378,8 +381,8 @@ def _check_first_batch(partition: PartitionLog, header: BatchHeader) -> None:
     epoch, sequence = partition.refused.get(header.producer_id, (-1, -1))
     if epoch == header.producer_epoch and comes_after(header.base_sequence, sequence):
         raise OutOfOrderSequenceNumber(
-            f"producer {header.producer_id} sent sequence {header.base_sequence}, but "
-            f"{sequence} was refused and must be sent first"
+            f"Producer {header.producer_id} sent sequence {header.base_sequence}. Sequence "
+            f"{sequence} was refused and must be sent first."
         )
     # An earlier leader may have refused batches of this producer. No producer was forgotten here,
     # and this one is not known, so its first batch must come first: a client takes the
@@ -391,6 +394,6 @@ def _check_first_batch(partition: PartitionLog, header: BatchHeader) -> None:
         and not partition.has_forgotten
     ):
         raise OutOfOrderSequenceNumber(
-            f"producer {header.producer_id} begins at sequence {header.base_sequence}, not 0"
+            f"Producer {header.producer_id} begins at sequence {header.base_sequence}, not 0."
         )
     partition.refused.pop(header.producer_id, None)

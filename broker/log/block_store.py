@@ -112,9 +112,9 @@ class BlockStore:
     def check_lease(self, append_time_ms: int) -> None:
         """Raises `LeaseOver` when nothing may be sent, published or acknowledged any more."""
         if self._ended.is_set() or not self._lease.is_valid():
-            raise LeaseOver("the session is over")
+            raise LeaseOver("The session of this broker is over.")
         if append_time_ms // DAY_MS not in self._lease.days():
-            raise LeaseOver("the session may not write rows of this day")
+            raise LeaseOver("The session of this broker may not write rows of this day.")
 
     @property
     def _token(self) -> str:

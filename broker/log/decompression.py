@@ -220,7 +220,7 @@ class Decompressions:
                 # A copy: the traceback of the error holds what was decompressed.
                 batch.append.decompressed = type(error)(*error.args)
             else:
-                log.error("a record batch cannot be decompressed", exc_info=error, extra=counted())
+                log.error("bug: cannot decompress a record batch", exc_info=error, extra=counted())
                 batch.append.decompressed = UnknownServerError(
                     "The request failed; see the broker's log."
                 )
@@ -234,5 +234,5 @@ class Decompressions:
 def _refuse_if_abandoned(append: PendingAppend) -> None:
     if append.is_abandoned:
         append.refuse(
-            RequestTimedOut("the producer disconnected before its batch was decompressed")
+            RequestTimedOut("The producer disconnected before its batch was decompressed.")
         )

@@ -198,4 +198,4 @@ async def _remove(engine: Engine, session_id: int, partition: int, times_ms: Seq
                 {"topic_id": str(UUID(int=session_id)), "partition": partition},
             )
         except EngineError as error:
-            log.warning("fence rows of session %d stay in the table: %s", session_id, error)
+            log.warning("cannot delete the fence rows of session %d: %s", session_id, error)

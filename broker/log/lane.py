@@ -149,9 +149,9 @@ class Lane:
         if self._closing.is_set():
             append.answer(NotLeaderOrFollower("The broker is shutting down."))
         elif self.has_ended:
-            append.answer(NotLeaderOrFollower("this broker is not the leader any more"))
+            append.answer(NotLeaderOrFollower("This broker is not the leader any more."))
         elif self._away:
-            append.refuse(NotLeaderOrFollower("the shard does not answer"))
+            append.refuse(NotLeaderOrFollower("The shard does not answer."))
         else:
             self.queue.append(append)
             self._wake.set()
@@ -176,7 +176,9 @@ class Lane:
         self._refuse_queued(partitions)
         await self.settled()
         if self.has_ended:
-            raise NotLeaderOrFollower("the session ended before its partitions were handed over")
+            raise NotLeaderOrFollower(
+                "The session of this broker ended before another broker took over its partitions."
+            )
         self._refuse_queued(partitions)  # those that did not fit into the block
 
     def _refuse_queued(self, partitions: frozenset[PartitionLog]) -> None:
@@ -199,7 +201,7 @@ class Lane:
         self._wake.set()
         for append in self._in_block:
             append.answer(
-                RequestTimedOut(f"{why}; the records may be stored")
+                RequestTimedOut(f"{why} The records may be stored.")
                 if self._store.is_sent
                 else NotLeaderOrFollower(why)
             )
@@ -252,7 +254,7 @@ class Lane:
                 )
                 _fail_after_bug(self._in_block)
                 if self._lease.is_fenced:  # nor may the lane reuse a number
-                    self.end("the lane failed")
+                    self.end("The broker could not store the records; see its log.")
             finally:
                 if patience is not None:
                     patience.cancel()
@@ -297,13 +299,17 @@ class Lane:
         append_time_ms = self._append_time_ms = self.append_time_ms()
         if append_time_ms // DAY_MS not in self._lease.days():
             log.warning(
-                "lane %d: the clock is ahead of the days of which the session may write rows;"
-                " its appends are refused",
+                "lane %d refuses its appends: the clock is ahead of the days of which the session"
+                " may write rows",
                 self.number,
                 extra=counted(self.number),
             )
             for append in appends:
-                append.refuse(NotLeaderOrFollower("the clock is ahead of the session"))
+                append.refuse(
+                    NotLeaderOrFollower(
+                        "The clock of this broker is ahead of the days that its session may write."
+                    )
+                )
             return
         block = await self._built(appends, append_time_ms)
         self._keep(block)
@@ -314,7 +320,7 @@ class Lane:
             except EngineError as error:
                 self.counts.note_refused(error)
                 self._refusals.failed(error)
-                block.fail_all(KafkaStorageError(f"the engine refused the block: {error}"))
+                block.fail_all(KafkaStorageError(f"Cannot store the records: {error}"))
                 return
         if block.rows:
             self._refusals.worked()
@@ -351,7 +357,7 @@ class Lane:
         try:
             await recover_producer(append.partition, append.header, self._engine)
         except EngineError as error:
-            append.refuse(KafkaStorageError(f"cannot read the log: {error}"))
+            append.refuse(KafkaStorageError(f"Cannot read {append.partition}: {error}"))
 
     def _publish(self, block: PendingBlock) -> None:
         self.counts.blocks += 1 if block.rows else 0
@@ -376,26 +382,28 @@ class Lane:
     def _lose_patience(self) -> None:
         """Refuse the clients of a shard that does not answer. The lane itself keeps retrying."""
         log.warning(
-            "lane %d: the shard does not answer; refusing records until it does",
+            "lane %d refuses records until its shard answers again",
             self.number,
             extra=counted(self.number),
         )
         self._away = True
         for append in self._take_queued():
-            append.refuse(NotLeaderOrFollower("the shard does not answer"))
+            append.refuse(NotLeaderOrFollower("The shard does not answer."))
         for append in self._in_block:
-            append.answer(RequestTimedOut("the shard does not answer; the records may be stored"))
+            append.answer(RequestTimedOut("The shard does not answer. The records may be stored."))
 
 
 def _fail_after_bug(appends: Iterable[PendingAppend]) -> None:
     for append in appends:
         partition = append.partition
-        partition.close(KafkaStorageError(f"{partition} needs a restart of the broker"))
-        append.answer(UnknownServerError("the broker could not store the records; see its log"))
+        partition.close(
+            KafkaStorageError(f"{partition} accepts no records until the broker is restarted.")
+        )
+        append.answer(UnknownServerError("The broker could not store the records; see its log."))
 
 
 def _answer_handed_over(append: PendingAppend) -> None:
-    append.answer(NotLeaderOrFollower(f"{append.partition} is handed over to another broker"))
+    append.answer(NotLeaderOrFollower(f"Another broker takes over {append.partition}."))
 
 
 def _plain_bytes(appends: Iterable[PendingAppend]) -> int | None:

@@ -66,7 +66,7 @@ class OpenLogs(ABC):
         """The topic has been deleted."""
         closed = list(self._logs.get(topic.topic_id, {}).values())
         for one in closed:
-            one.closed = UnknownTopicOrPartition(f"topic {topic.name} has been deleted")
+            one.closed = UnknownTopicOrPartition(f"The topic {topic.name!r} has been deleted.")
             one.wake()
         self.remove(closed)
         self._logs.pop(topic.topic_id, None)

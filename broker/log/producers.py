@@ -123,30 +123,30 @@ def find_duplicate(entry: ProducerEntry | None, header: BatchHeader) -> int | No
         return None
     if header.producer_epoch < entry.epoch:
         raise InvalidProducerEpoch(
-            f"producer {header.producer_id} uses epoch {header.producer_epoch}, "
-            f"the partition has seen epoch {entry.epoch}"
+            f"Producer {header.producer_id} uses epoch {header.producer_epoch}. "
+            f"The partition has seen epoch {entry.epoch}."
         )
     if header.producer_epoch > entry.epoch:
         if header.base_sequence != 0:
             raise OutOfOrderSequenceNumber(
-                f"producer {header.producer_id} begins epoch {header.producer_epoch} at sequence "
-                f"{header.base_sequence}, not 0"
+                f"Producer {header.producer_id} begins epoch {header.producer_epoch} at sequence "
+                f"{header.base_sequence}, not 0."
             )
         return None
     if header.base_sequence == entry.next_sequence:
         return None
     if _goes_back_behind_a_marker(entry, header):
         raise UnknownProducerId(
-            f"producer {header.producer_id} sent sequence {header.base_sequence} again, expected "
-            f"{entry.next_sequence}: the transaction of that record has ended"
+            f"Producer {header.producer_id} sent sequence {header.base_sequence} again, but the "
+            f"transaction of that record has ended. The next sequence is {entry.next_sequence}."
         )
     for known in entry.ranges:
         offset = _offset_in(known, header, exact=not entry.recovered)
         if offset is not None:
             return offset
     raise OutOfOrderSequenceNumber(
-        f"producer {header.producer_id} sent sequence {header.base_sequence}, "
-        f"expected {entry.next_sequence}"
+        f"Producer {header.producer_id} sent sequence {header.base_sequence}. "
+        f"The next sequence is {entry.next_sequence}."
     )
 
 

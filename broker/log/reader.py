@@ -115,9 +115,7 @@ async def _close(read: OpenRead) -> None:
     try:
         await read.chunks.aclose()
     except EngineError as error:
-        log.info(
-            "a cold read of %s could not be closed: %s", read.partition, error, extra=counted()
-        )
+        log.info("cannot close a cold read of %s: %s", read.partition, error, extra=counted())
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +342,7 @@ class ColdReader:
         if task.cancelled():
             return
         if (error := task.exception()) is not None:
-            log.warning("read-ahead failed; the next fetch reads again: %s", error, extra=counted())
+            log.warning("cannot read ahead; the next fetch reads again: %s", error, extra=counted())
             return
         segment = task.result().segment
         if segment.batches:

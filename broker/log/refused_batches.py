@@ -89,14 +89,14 @@ class RefusedBatches:
         if first is None or not first.is_before(header):
             return None
         return type(first.error)(
-            f"sequence {first.sequence} of producer {header.producer_id} must be sent before"
+            f"Sequence {first.sequence} of producer {header.producer_id} must be sent before"
             f" {header.base_sequence}, and was refused: {first.error.message}"
         )
 
     def log_gap(self, partition: PartitionLog, header: BatchHeader, error: KafkaError) -> None:
         """A producer is told that its batch is out of order, which ends many: say why."""
         log.info(
-            "%s, epoch %d: %s; known: %s, refused: %s",
+            "a batch for %s in leader epoch %d is out of order: %s Stored: %s, refused: %s",
             partition,
             partition.leader_epoch,
             error,

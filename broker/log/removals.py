@@ -265,7 +265,7 @@ class Removals(Periodic):
         """The open log, or None if another broker leads it. Raises `RemovalRefused`."""
         topic = self._topics.by_id(batch.topic_id)
         if topic is None:
-            raise RemovalRefused("the topic does not exist")
+            raise RemovalRefused("The topic does not exist.")
         try:
             partition = self._partitions.log_of(topic, batch.partition)
         except NotLeaderOrFollower:
@@ -273,10 +273,10 @@ class Removals(Periodic):
         except KafkaError as error:
             raise RemovalRefused(str(error)) from error
         if "compact" not in topic.config.cleanup_policy:
-            raise RemovalRefused(f"the cleanup.policy of {topic.name} does not contain compact")
+            raise RemovalRefused(f"The cleanup.policy of {topic.name} does not contain compact.")
         if batch.ranges > _RANGES_MAX:
             raise RemovalRefused(
-                f"a batch may have {_RANGES_MAX} ranges, this one has {batch.ranges}"
+                f"A batch may have {_RANGES_MAX} ranges. This one has {batch.ranges}."
             )
         return None if partition.closed is not None else partition
 
@@ -404,5 +404,5 @@ async def _delete(engine: Engine, deletion: _Deletion) -> None:
             return
         if why and why != told:
             told = why
-            log.warning("ClickHouse cannot remove rows yet and keeps retrying: %s", told)
+            log.warning("ClickHouse cannot remove rows yet, and retries: %s", told)
         await asyncio.sleep(backoff.advance())

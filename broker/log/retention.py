@@ -249,7 +249,7 @@ def upkeep(every_ms: int, *rounds: Callable[[], Awaitable[None]]) -> Periodic:
             try:
                 await one()
             except EngineError as error:
-                log.warning("removing old records failed; retrying in %d ms: %s", every_ms, error)
+                log.warning("cannot remove old records; retrying in %d ms: %s", every_ms, error)
 
     return Periodic("retention", every_ms / 1000, all_rounds)
 
@@ -266,7 +266,10 @@ async def _few_at_once(
                 await look(partition)
             except (EngineError, KafkaError) as error:
                 log.warning(
-                    "retention of %s failed; retrying: %s", partition, error, extra=counted()
+                    "cannot remove the old records of %s; retrying: %s",
+                    partition,
+                    error,
+                    extra=counted(),
                 )
 
     await asyncio.gather(*(work() for _ in range(_PARTITIONS_AT_ONCE)))

@@ -214,7 +214,9 @@ class Sweep:
         for dead in self._dead.values():
             dead.by_day.pop(day.name, None)
         self._waiting_since_ms.pop(day.name, None)
-        log.info("dropped the rows of %s: all %d are below their log starts", day.iso, day.rows)
+        log.info(
+            "dropped the rows of %s: all %d are before the starts of their logs", day.iso, day.rows
+        )
 
     async def _delete(self, day: Day, starts: Mapping[Key, int], names: Mapping[UUID, str]) -> None:
         dead = {

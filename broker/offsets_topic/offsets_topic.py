@@ -74,7 +74,7 @@ class OffsetsTopic:
         """Raises `UnknownTopicOrPartition` and `NotLeaderOrFollower`."""
         current = self._current(partition)
         if not current.filled.done():
-            raise NotLeaderOrFollower(f"{current.log} is being read")
+            raise NotLeaderOrFollower(f"The broker is still reading {current.log}.")
         current.filled.result()
         return current.log
 

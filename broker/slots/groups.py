@@ -53,7 +53,9 @@ class SlotGroups:
         pending.check_coordinator(producer.producer_id, marker.coordinator_epoch)
         for group_id in pending.groups_with(producer.producer_id):
             if sender is not None and sender.has_left:
-                raise RequestTimedOut(f"the marker of {producer} was not written in time")
+                raise RequestTimedOut(
+                    f"The marker of producer {producer.producer_id} was not written in time."
+                )
             if self.partition_of(group_id) == slot:
                 await pending.end(
                     group_id, producer, commit=marker.commit, raises_epoch=marker.raises_epoch

@@ -59,7 +59,7 @@ class Peers:
                 return await self._ask(broker, request, response, version)
         except _NO_ANSWER as error:
             what = str(error) or type(error).__name__
-            where = f"broker {broker.node_id} at {broker.host}:{broker.port}"
+            where = f"Broker {broker.node_id} at {broker.host}:{broker.port}"
             raise RequestTimedOut(f"{where} did not answer: {what}") from error
 
     async def _ask(
@@ -118,11 +118,13 @@ class _Connection:
         self._writer.write(request.encode(header=True, framed=True))
         (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
         if not _LENGTH.size <= size <= _RESPONSE_MAX_BYTES:
-            raise ValueError(f"a response of {size} bytes")
+            raise ValueError(
+                f"its response has {size} bytes, at most {_RESPONSE_MAX_BYTES} are allowed"
+            )
         body = await self._reader.readexactly(size)
         (number,) = _LENGTH.unpack_from(body)
         if number != self._number:
-            raise ValueError(f"a response to request {number}, not {self._number}")
+            raise ValueError(f"it answered request {number}, not {self._number}")
         return response.decode(body, version=version, header=True)
 
     def close(self) -> None:

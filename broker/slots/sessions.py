@@ -129,7 +129,9 @@ class BrokerSession:
                 },
             )
         except (TypeError, ValueError, AttributeError) as error:
-            raise MalformedState(f"not a session: {error}: {shortened(text)}") from error
+            raise MalformedState(
+                f"a text in the registry is not a session: {error}: {shortened(text)}"
+            ) from error
 
 
 LATELY_MS = 300_000

@@ -138,7 +138,7 @@ class ShardHost:
         self._floor_ms = max(self._floor_ms, counted.until_ms)
         await writing.appender.no_row_before(self._floor_ms)
         if not writing.session.may_serve():
-            raise EngineError("the session ended before its first record")
+            raise EngineError("the session of this broker ended before its first record")
         writing.appender.start()
         self.writing = writing
 

@@ -70,9 +70,7 @@ class SlotLogs(OpenLogs):
                 *(_store(hosts[-1], first_epochs(some)) for hosts, some in self._by_hosts(begun))
             )
         except EngineError as error:
-            log.warning(
-                "%d new logs cannot be opened yet: %s", len(created), error, extra=counted()
-            )
+            log.warning("cannot open %d new logs yet: %s", len(created), error, extra=counted())
             return False
         self._add_led(opened)
         return all(self._is_open(one) for one in opened)
@@ -85,9 +83,7 @@ class SlotLogs(OpenLogs):
                 opened = await self.read(partitions)
             except EngineError as error:
                 self.why_not_open = str(error)
-                log.warning(
-                    "%d logs cannot be opened yet: %s", len(partitions), error, extra=counted()
-                )
+                log.warning("cannot open %d logs yet: %s", len(partitions), error, extra=counted())
             else:
                 self._add_led(opened)
         return not any(self.leads(*one) for one in self.missing(topics))
@@ -225,7 +221,7 @@ class SlotLogs(OpenLogs):
         """Raises `EngineError`: the session may end while its logs are being read."""
         slot = self._slots.owned.get(self._slots.of_partition(topic.topic_id, partition))
         if slot is None:
-            raise EngineError(f"this broker lost {topic.name}-{partition} while it was read")
+            raise EngineError(f"this broker lost {topic.name}-{partition} while it opened the log")
         return slot
 
     def _hosts_on(self, slot: Slot) -> tuple[ShardHost, ...]:
@@ -242,7 +238,7 @@ class SlotLogs(OpenLogs):
         hosts = self._hosts_of.get(append.partition)
         appender = None if hosts is None else hosts[-1].appender
         if appender is None:
-            append.answer(NotLeaderOrFollower(f"this broker does not lead {append.partition}"))
+            append.answer(NotLeaderOrFollower(f"This broker does not lead {append.partition}."))
         else:
             appender.append(append)
 

@@ -164,7 +164,7 @@ class CoordinatorCalls:
         broker = self._leadership.coordinator(transactional_id)
         if broker is None:
             raise CoordinatorNotAvailable(
-                f"no broker coordinates {transactional_id!r} at the moment"
+                f"No broker coordinates the transactional id {transactional_id!r} at the moment."
             )
         transaction = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction
         topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
@@ -183,7 +183,7 @@ class CoordinatorCalls:
         (result,) = response.results_by_transaction[0].topic_results
         (partition,) = result.results_by_partition
         if partition.partition_error_code:
-            what = f"broker {broker.node_id} does not let {transactional_id!r} go on"
+            what = f"Broker {broker.node_id} refused the transaction of {transactional_id!r}."
             raise error_with_code(partition.partition_error_code, what)
 
 
@@ -202,7 +202,7 @@ class MarkersHere:
             return
         log = self._topics.logs.find(member.topic_id, member.partition)
         if log is None:
-            self.check_deleted(member, NotLeaderOrFollower(f"the log of {member} is not open"))
+            self.check_deleted(member, NotLeaderOrFollower(f"The log of {member} is not open."))
             return
         # Otherwise a later marker has ended it, or the topic is deleted.
         with suppress(InvalidProducerEpoch, UnknownTopicOrPartition):
@@ -230,7 +230,7 @@ class MarkersHere:
             return member._replace(topic_id=topic.topic_id)
         is_gone = topic is not None or str(member.topic_id) in self._topics.gone
         if not is_gone and wall_ms() - since_ms < late_max_ms:
-            raise UnknownTopicOrPartition(f"{member} is not known to this broker yet")
+            raise UnknownTopicOrPartition(f"This broker does not know {member} yet.")
         return None
 
 
@@ -255,7 +255,10 @@ class MarkersEverywhere:
         """Raises `KafkaError` and `EngineError`: then some may be written."""
         epoch = self._slots.epoch_of(transaction.transactional_id)
         if not self._slots.may_coordinate(transaction.transactional_id):
-            raise NotCoordinator(f"{transaction.transactional_id!r} has moved")
+            raise NotCoordinator(
+                "Another broker coordinates the transactional id"
+                f" {transaction.transactional_id!r} now."
+            )
         marker = Marker(
             Producer(transaction.producer_id, transaction.epoch),
             commit=transaction.commits,
@@ -282,7 +285,7 @@ class MarkersEverywhere:
             if failure is not None:
                 raise failure
         if None in by_broker:
-            raise LeaderNotAvailable(f"no broker leads {by_broker[None][0]} at the moment")
+            raise LeaderNotAvailable(f"No broker leads {by_broker[None][0]} at the moment.")
 
     def _broker_of(self, member: Member) -> BrokerEndpoint | None:
         if member.topic == OFFSETS_TOPIC:
@@ -316,5 +319,5 @@ class MarkersEverywhere:
             for partition in topic.partitions:
                 if partition.error_code not in (0, InvalidProducerEpoch.code):
                     member = by_topic[topic.name][partition.partition_index]
-                    what = f"broker {broker.node_id} did not write a marker to {member}"
+                    what = f"Broker {broker.node_id} did not write a marker to {member}."
                     self._here.check_deleted(member, error_with_code(partition.error_code, what))

@@ -127,7 +127,9 @@ async def _word(
             raise
         if words.get(key) is word:
             return word
-    raise ConcurrentTransactions("transactions of the producer end faster than one can begin")
+    raise ConcurrentTransactions(
+        "Transactions of the producer end faster than a new one can begin."
+    )
 
 
 def _for_producers(error: KafkaError, *, knows_newer_errors: bool) -> KafkaError:

@@ -121,7 +121,7 @@ def test_the_leader_in_a_cluster_applies_removals_written_to_any_shard(
 
     assert [(row["removed"], row["refused"]) for row in found] == [
         *[(count - 2, "")] * partitions,
-        (0, f"{topic} has no partition 6"),
+        (0, f"The topic {topic!r} has no partition 6."),
     ]
     for partition in range(partitions):
         read = ConfluentKafka().read_from_offset(

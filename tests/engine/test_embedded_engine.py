@@ -505,7 +505,9 @@ async def test_a_block_without_enough_memory_is_rejected_and_can_be_repeated(
     blocks = [block(0, b"a"), block(1, b"b")]
     with monkeypatch.context() as patch:
         patch.setattr("os.posix_fallocate", no_memory)
-        with pytest.raises(InsertRejected, match="no memory for a block: No space left"):
+        with pytest.raises(
+            InsertRejected, match="cannot allocate memory for a block: No space left"
+        ):
             await engine.insert_blocks(0, "messages", COLUMN_LIST, blocks, "token")
     assert await values(engine) == []
     await engine.insert_blocks(0, "messages", COLUMN_LIST, blocks, "token")

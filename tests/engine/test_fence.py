@@ -271,7 +271,7 @@ async def test_a_fence_holds_although_its_rows_cannot_be_deleted(
     scripted.failing_rows += ["DELETE FROM", "DELETE FROM"]
     await fence(scripted, SESSION, [0], DAY)
     assert await fence_rows(engine) > 0
-    assert "stay in the table" in caplog.text
+    assert "cannot delete the fence rows of session" in caplog.text
     await send(engine, 2)
     assert await stored(engine) == [1]
 

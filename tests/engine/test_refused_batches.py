@@ -82,7 +82,7 @@ def test_a_batch_after_a_refused_one_is_refused_with_the_same_error(
     note(batches, 5, error("for now"))
     assert [before(batches, n) for n in (4, 5, 6, 900)] == [None, None, error, error]
     found = batches.before(TOPIC, 0, header_of(numbered(6, 1, PRODUCER).data))
-    assert str(found) == "sequence 5 of producer 7 must be sent before 6, and was refused: for now"
+    assert str(found) == "Sequence 5 of producer 7 must be sent before 6, and was refused: for now"
 
 
 def test_a_batch_with_a_lasting_error_does_not_hold_up_others(batches: RefusedBatches) -> None:

@@ -170,7 +170,7 @@ async def test_a_batch_for_a_topic_that_is_not_compacted_is_refused(house: Compa
     await house.removals.round()
     assert await house.offsets(log) == list(range(5))
     assert await house.noted() == {
-        batch: (0, f"the cleanup.policy of {log.topic.name} does not contain compact")
+        batch: (0, f"The cleanup.policy of {log.topic.name} does not contain compact.")
     }
 
 
@@ -195,8 +195,8 @@ async def test_batches_for_unknown_topics_and_partitions_are_refused_by_the_hous
     house.shard.is_mine = True
     await house.removals.round()
     assert await house.noted() == {
-        unknown: (0, "the topic does not exist"),
-        partition: (0, f"{log.topic.name} has no partition 7"),
+        unknown: (0, "The topic does not exist."),
+        partition: (0, f"The topic {log.topic.name!r} has no partition 7."),
     }
 
 
@@ -224,7 +224,7 @@ async def test_a_batch_with_too_many_ranges_is_refused(
     log = await house.log(10)
     batch = await house.decide(log.topic_id, (0, 0), (2, 2), (4, 4))
     await house.removals.round()
-    assert await house.noted() == {batch: (0, "a batch may have 2 ranges, this one has 3")}
+    assert await house.noted() == {batch: (0, "A batch may have 2 ranges. This one has 3.")}
     assert await house.offsets(log) == list(range(10))
 
 

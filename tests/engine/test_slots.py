@@ -166,7 +166,7 @@ async def test_slots_of_a_lane_that_ended_cannot_be_handed_over_without_a_fence(
     appender = broker.host.appender
     assert appender is not None
     appender.abandon()
-    with pytest.raises(SessionOver, match="before its partitions were handed over"):
+    with pytest.raises(SessionOver, match="before another broker took over its partitions"):
         await broker.slots.give_up_slots([SLOT])
     broker.slots.abandon_slots()
     await broker.host.close()

@@ -85,7 +85,9 @@ async def test_a_topic_is_found_by_name_and_by_id_also_after_a_restart(
 async def test_a_partition_beyond_those_of_its_topic_is_unknown(catalog: TopicCatalog) -> None:
     topic = await create_topic(catalog, "t", 2, {})
     for partition in (-1, 2, 2**31 - 1):
-        with pytest.raises(UnknownTopicOrPartition, match=f"t has no partition {partition}"):
+        with pytest.raises(
+            UnknownTopicOrPartition, match=f"The topic 't' has no partition {partition}"
+        ):
             log_of(catalog, topic, partition)
 
 

@@ -378,7 +378,7 @@ def test_old_days_are_dropped_and_sizes_are_kept(
         expected = {by_age.name: 700 + len("0value 0"), by_size.name: 3000, kept.name: 1000}
         # Until the minutes of the dropped rows are forgotten too, the sizes are estimates.
         until(lambda: sizes(wire, targets) == expected, "the sizes are those of what is left")
-    assert "all 100 are below their log starts" in broker.log(limit=1 << 20)
+    assert "all 100 are before the starts of their logs" in broker.log(limit=1 << 20)
     days = broker.sql(
         "SELECT dateDiff('day', toDate(append_time), toDate(now('UTC'))) AS ago, count() AS rows"
         " FROM messages GROUP BY ago ORDER BY ago DESC"

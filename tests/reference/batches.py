@@ -73,20 +73,25 @@ def parse_headers(
     while at < len(data):
         left = len(data) - at
         if left <= _MAGIC_AT:
-            raise CorruptMessage(f"record batch at byte {at} is cut: {left} bytes are left")
+            raise CorruptMessage(f"The record batch at byte {at} is cut: {left} bytes are left.")
         magic = struct.unpack_from(">b", data, at + _MAGIC_AT)[0]
         if magic in (0, 1):
             raise UnsupportedForMessageFormat(
-                f"record batch at byte {at} has message format v{magic}; only v2 is supported"
+                f"The record batch at byte {at} has message format v{magic}. Only v2 is supported."
             )
         if magic != 2:
-            raise CorruptMessage(f"record batch at byte {at} has unknown magic {magic}")
+            raise CorruptMessage(
+                f"The record batch at byte {at} has message format v{magic}, which does not exist."
+            )
         size = LENGTH_END + struct.unpack_from(">i", data, at + 8)[0]
         if size < BATCH_OVERHEAD:
-            raise CorruptMessage(f"record batch at byte {at} is shorter than its header: {size}")
+            raise CorruptMessage(
+                f"The record batch at byte {at} claims {size} bytes. Its header alone has"
+                f" {BATCH_OVERHEAD}."
+            )
         if size > left:
             raise CorruptMessage(
-                f"record batch at byte {at} is cut: it says {size} bytes, {left} are left"
+                f"The record batch at byte {at} is cut: it has {size} bytes, {left} are left."
             )
         base_offset, _length, *rest = BATCH_HEADER.unpack_from(data, at)
         headers.append(BatchHeader(start + at, start + at + size, base_offset, *rest))
@@ -98,7 +103,10 @@ def check_crc(records: bytes | memoryview, header: BatchHeader) -> None:
     _check_bounds(records, header)
     crc = crc32c(memoryview(records)[header.start + ATTRIBUTES_AT : header.end])
     if crc != header.crc:
-        raise CorruptMessage(f"record batch has CRC {header.crc:#010x}, its bytes have {crc:#010x}")
+        raise CorruptMessage(
+            f"The record batch is damaged: its CRC is {header.crc:#010x}, but its bytes have"
+            f" {crc:#010x}."
+        )
 
 
 def stamp_batch(

@@ -41,18 +41,20 @@ class RecordLengths:
     def check(self, data: builtins.bytes | memoryview) -> None:
         while self._at < len(data):
             if self._index == self._count:
-                raise InvalidRecord(f"record batch has more than its {self._count} records")
+                raise InvalidRecord(f"The record batch has more than its {self._count} records.")
             start = builtins.bytes(data[self._at : self._at + _LENGTH_MAX_BYTES])
             if len(start) < _LENGTH_MAX_BYTES and all(byte & 0x80 for byte in start):
                 return  # the length is not complete yet
             reader = ByteReader(start, InvalidRecord)
             size = reader.zigzag(32)
             if size < 1:
-                raise InvalidRecord(f"record {self._index} of {self._count} has length {size}")
+                raise InvalidRecord(
+                    f"Record {self._index} of {self._count} has a length of {size} bytes."
+                )
             if size > self._max_bytes:
                 raise MessageTooLarge(
-                    f"record {self._index} has {size} bytes when it is decompressed; at most "
-                    f"{self._max_bytes} are accepted"
+                    f"Record {self._index} has {size} bytes when it is decompressed. At most "
+                    f"{self._max_bytes} are accepted."
                 )
             self._at += len(start) - reader.left + size
             self._index += 1
@@ -112,18 +114,21 @@ class BlockBuilder:
         if len(topic_id) != 16:
             raise ValueError("a topic id has 16 bytes")
         if header.count <= 0:
-            raise InvalidRecord(f"record batch has {header.count} records")
+            raise InvalidRecord(
+                f"The record batch has {header.count} records. It must have at least one."
+            )
         if header.last_offset_delta != header.count - 1:
             raise InvalidRecord(
-                f"record batch has {header.count} records and last offset delta "
-                f"{header.last_offset_delta}"
+                f"The record batch has {header.count} records, but its last offset delta is"
+                f" {header.last_offset_delta}."
             )
         if not 0 <= base_offset <= INT64_MAX - (header.count - 1):
             raise ValueError(f"offset {base_offset} of {header.count} records is out of range")
         partition_key = _PartitionKey(topic.encode(), topic_id, partition)
         if header.count > len(payload) // _SMALLEST_RECORD:
             raise InvalidRecord(
-                f"record batch claims {header.count} records in {len(payload)} bytes"
+                f"The record batch has {len(payload)} bytes, too few for its {header.count}"
+                " records."
             )
         reader = _RecordReader(builtins.bytes(payload), InvalidRecord)
         sequenced = header.producer_id >= 0 and header.base_sequence >= 0

@@ -180,7 +180,7 @@ def test_any_bytes_are_decoded_or_refused_as_malformed(
 def test_a_refused_request_names_what_is_wrong() -> None:
     too_short = InitProducerIdRequest[0](transactional_id=None, transaction_timeout_ms=0)
     frame = header(ApiKey.InitProducerId, 0) + bytes(too_short.encode())[:-1]
-    with pytest.raises(MalformedRequest, match="a request that ends too early"):
+    with pytest.raises(MalformedRequest, match="the request ends too early"):
         decoded(frame)
 
 

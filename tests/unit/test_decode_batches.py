@@ -122,7 +122,7 @@ def test_the_attributes_of_a_record_are_ignored(module: Any) -> None:
 def test_a_claimed_record_count_allocates_no_memory(module: Any) -> None:
     batch = Batch(bytes(700), 2**31 - 1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(InvalidRecord, match="claims 2147483647 records in 700 bytes"):
+    with pytest.raises(InvalidRecord, match="700 bytes, too few for its 2147483647 records"):
         block_of(module, batch)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16_384
 

@@ -122,7 +122,7 @@ def test_a_frame_of_exactly_the_limit_is_taken() -> None:
 
 @pytest.mark.parametrize("length", [LIMIT + 1, 100 << 20, 2**31 - 1, -1, -(2**31)])
 def test_a_frame_size_over_the_limit_is_refused_before_its_bytes_arrive(length: int) -> None:
-    with pytest.raises(FrameError, match=f"a frame of {length} bytes, the limit is {LIMIT}"):
+    with pytest.raises(FrameError, match=f"a request has {length} bytes, at most {LIMIT} are"):
         FrameReader(LIMIT).feed(struct.pack(">i", length))
 
 

@@ -76,7 +76,7 @@ def test_a_new_map_gives_each_slot_its_shard_and_no_owner() -> None:
 @pytest.mark.parametrize(
     ("ranges", "message"),
     [
-        ([("a", range(3)), ("b", range(2, 4))], "slot 2 belongs to a and to b"),
+        ([("a", range(3)), ("b", range(2, 4))], "slot 2 belongs to shard a and to shard b"),
         ([("a", range(3))], "slot 3 belongs to no shard"),
         ([("a", range(5))], "there is no slot 4 in a cluster of 4 slots"),
     ],
@@ -95,9 +95,9 @@ def test_every_claim_raises_the_epoch_and_a_release_keeps_it() -> None:
     slot_map = slot_map.release([1], 7)
     assert slot_map.slots[1] == Slot(NOBODY, 1, ("a",))
     assert slot_map.claim([1], 8).slots[1].epoch == 2
-    with pytest.raises(ValueError, match="slot 1 belongs to 0, not to 7"):
+    with pytest.raises(ValueError, match="slot 1 belongs to session 0, not to 7"):
         slot_map.release([1], 7)
-    with pytest.raises(ValueError, match="there is no slot 2: there are 2"):
+    with pytest.raises(ValueError, match="there is no slot 2: the last one is 1"):
         slot_map.claim([2], 7)
 
 
@@ -121,11 +121,11 @@ def test_a_second_move_replaces_a_move_that_no_owner_has_seen() -> None:
 def test_a_shard_is_retired_once_nothing_needs_it() -> None:
     slot_map = SlotMap((Slot(7, 3, ("a", "b", "a", "c")), Slot(7, 3, ("a", "b", "c"), behind=1)))
     assert slot_map.retire([0], "b").slots[0].shards == ("a", "c")
-    with pytest.raises(ValueError, match="the groups of slot 0 live on a"):
+    with pytest.raises(ValueError, match="the groups of slot 0 are stored on shard a"):
         slot_map.retire([0], "a")
-    with pytest.raises(ValueError, match="new rows of slot 0 go to c"):
+    with pytest.raises(ValueError, match="new rows of slot 0 are written to shard c"):
         slot_map.retire([0], "c")
-    with pytest.raises(ValueError, match="new rows of slot 1 go to b"):
+    with pytest.raises(ValueError, match="new rows of slot 1 are written to shard b"):
         slot_map.retire([1], "b")
 
 

@@ -161,9 +161,13 @@ def test_after_a_restart_a_batch_within_a_stored_range_is_a_duplicate(
 
 
 def test_a_refusal_names_producer_and_sequences() -> None:
-    with pytest.raises(OutOfOrderSequenceNumber, match="producer 7 sent sequence 60, expected 50"):
+    with pytest.raises(
+        OutOfOrderSequenceNumber, match=r"Producer 7 sent sequence 60\. The next sequence is 50"
+    ):
         find_duplicate(FIVE, batch(60, 1))
-    with pytest.raises(InvalidProducerEpoch, match="uses epoch 0, the partition has seen epoch 1"):
+    with pytest.raises(
+        InvalidProducerEpoch, match=r"uses epoch 0\. The partition has seen epoch 1"
+    ):
         find_duplicate(SECOND_EPOCH, batch(60, 1))
 
 

@@ -89,6 +89,7 @@ class Journaled:
     appender: Appending
     """Reached without looking for the shard of every batch."""
     tables: Tables
+    """Rows are acknowledged before they are in a table: retention waits for that."""
     sweeps: Sequence[Callable[[], Awaitable[None]]]
     """Old rows that the housekeeping broker of a shard deletes in a cluster."""
     data_dir: Path

@@ -63,8 +63,8 @@ async def serve(
     try:
         kafka = await KafkaListener.bind(settings)
         try:
-            async with _opened(settings, cluster, kafka.endpoint(), progress) as runtime:
-                await _serve_until(stop, settings, runtime, kafka, progress)
+            async with _opened(settings, cluster, kafka.endpoint(), progress) as node:
+                await _serve_until(stop, settings, node, kafka, progress)
         finally:
             kafka.close()
     except _START_ERRORS as error:
@@ -79,38 +79,38 @@ async def _opened(
     progress: Callable[[str], None],
 ) -> AsyncIterator[Node]:
     """The broker with its storage, open; closed on exit."""
-    runtime: Node
+    node: Node
     async with AsyncExitStack() as parts:
         if cluster is None:
             progress(f"opening {settings.data_dir}")
             engine = await open_engine(settings)
             parts.push_async_callback(engine.close)
-            runtime = await open_single(settings, engine, endpoint, progress)
+            node = await open_single(settings, engine, endpoint, progress)
         else:
             # Half of what a broker imports is for clusters only.
             from brokerhouse.broker.cluster.node import open_cluster
 
-            runtime = await open_cluster(settings, cluster, endpoint, progress)
-        parts.push_async_callback(runtime.close)
-        await runtime.open(progress)
-        yield runtime
+            node = await open_cluster(settings, cluster, endpoint, progress)
+        parts.push_async_callback(node.close)
+        await node.open(progress)
+        yield node
 
 
 async def _serve_until(
     stop: asyncio.Event,
     settings: Settings,
-    runtime: Node,
+    node: Node,
     kafka: KafkaListener,
     progress: Callable[[str], None],
 ) -> None:
     loop = asyncio.get_running_loop()
-    connections = Connections(runtime.broker)
+    connections = Connections(node.broker)
     idle = Periodic(
         "idle-connections", settings.connections_max_idle_ms / 4000, connections.close_idle
     )
-    delay, health = LoopDelay(), Health(runtime)
+    delay, health = LoopDelay(), Health(node)
     http_listener = HttpListener(settings.http_max_connections)
-    http = http_listener.runner(_http_pages(settings, runtime, connections, delay, health))
+    http = http_listener.runner(_http_pages(settings, node, connections, delay, health))
     stopped = loop.create_task(stop.wait())
     try:
         await kafka.accept(connections)
@@ -120,7 +120,7 @@ async def _serve_until(
         http_port = await _listen_for_http(http_listener, http, settings)
         ready += f" http={parse_address(settings.http)._replace(port=http_port)}"
         delay.start()
-        if await _begun(runtime, stopped):
+        if await _begun(node, stopped):
             collect_garbage_less(_YOUNG_OBJECTS_MAX)
             health.begun = True
             # Not before: what prevents a start is all that a start prints then.
@@ -128,10 +128,10 @@ async def _serve_until(
             log.info("limits: %s", ", ".join(f"{name}={value}" for name, value in limits))
             print(ready, flush=True)
             own = [*idle.background, *delay.periodic.background, *http_listener.background]
-            await _until_stopped(stopped, [*own, *runtime.background])
+            await _until_stopped(stopped, [*own, *node.background])
         progress("stopping")
         health.stopping = True
-        await runtime.hand_over()
+        await node.hand_over()
     finally:
         stopped.cancel()
         await idle.close()
@@ -148,26 +148,26 @@ async def _serve_until(
 
 def _http_pages(
     settings: Settings,
-    runtime: Node,
+    node: Node,
     connections: Connections,
     delay: LoopDelay,
     health: Health,
 ) -> web.Application:
     """What the HTTP listener serves: monitoring, and SQL if the broker has an engine."""
-    broker = runtime.broker
+    broker = node.broker
     sources: list[MetricSource] = [
         ProcessMetrics(broker, delay),
         RequestMetrics(broker, connections),
-        *runtime.metrics,
+        *node.metrics,
     ]
     pages = MonitoringPages(Scraper(sources), health, settings.names_for_http)
-    pages.add_to(runtime.http)
-    return runtime.http
+    pages.add_to(node.http)
+    return node.http
 
 
-async def _begun(runtime: Node, stopped: asyncio.Task[bool]) -> bool:
+async def _begun(node: Node, stopped: asyncio.Task[bool]) -> bool:
     """Begin; False if the broker is told to stop first."""
-    beginning = asyncio.ensure_future(runtime.begin())
+    beginning = asyncio.ensure_future(node.begin())
     await asyncio.wait([stopped, beginning], return_when=asyncio.FIRST_COMPLETED)
     if not beginning.done():
         beginning.cancel()

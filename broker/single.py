@@ -150,7 +150,7 @@ class SingleNode(Node):
         if closed := self.topics.logs.missing(self.topics.all()):
             # No other broker leads them meanwhile.
             why = self.topics.logs.why_not_open
-            raise EngineError(f"{len(closed)} logs cannot be opened: {why}")
+            raise EngineError(f"cannot open every log, {len(closed)} stayed closed: {why}")
         await self.broker.load_stored_configs()
         progress("reading consumer groups")
         live = {topic.name: topic.topic_id for topic in self.topics.all()}

@@ -8,8 +8,8 @@ from brokerhouse.broker.node import Node
 class Health:
     """`begun` and `stopping` are set by broker/server.py."""
 
-    def __init__(self, runtime: Node) -> None:
-        self._runtime = runtime
+    def __init__(self, node: Node) -> None:
+        self._node = node
         self.begun = False
         self.stopping = False
 
@@ -19,4 +19,4 @@ class Health:
             return "the broker stops"
         if not self.begun:
             return "the broker starts"
-        return self._runtime.unready()
+        return self._node.unready()

@@ -207,7 +207,7 @@ class TestDataDirectory:
             _flip_the_middle(part / "data.bin")
         code, printed = start_that_fails(broker.data_dir)
         assert code == 1
-        assert "1 logs cannot be opened: " in printed.splitlines()[-1]
+        assert "cannot open every log, 1 stayed closed: " in printed.splitlines()[-1]
         assert "CHECKSUM_DOESNT_MATCH" in printed.splitlines()[-1]
 
     def test_a_part_that_the_engine_sets_aside_is_logged_as_an_error(

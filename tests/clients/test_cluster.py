@@ -398,6 +398,7 @@ def _is_at(address: str, group: str, topic: str, offset: int) -> bool:
 # What administrators set
 
 
+@pytest.mark.test_all
 def test_quotas_and_configs_are_shared_and_a_restart_keeps_them(
     cluster: Cluster, target: Target
 ) -> None:
@@ -472,6 +473,7 @@ def test_a_partition_cannot_be_moved_to_another_broker(cluster: Cluster, target:
     assert reassigned([leader, other], may_change=False) == InvalidReplicationFactor.code
 
 
+@pytest.mark.test_all
 def test_only_the_leader_has_a_partition_in_its_directory(cluster: Cluster, target: Target) -> None:
     leader = leaders(cluster.brokers[0], target.name)[0].node_id
     row = AlterReplicaLogDirsRequest.AlterReplicaLogDir

@@ -208,6 +208,7 @@ def test_aiokafka_goes_on_with_brokers_that_are_back_while_the_last_one_it_knew_
                 broker.start()
 
 
+@pytest.mark.test_all
 def test_the_next_leader_of_a_partition_has_a_new_epoch_and_knows_where_the_old_one_ended(
     cluster: Cluster, target: Target
 ) -> None:
@@ -585,6 +586,7 @@ def grows(flow: Flow, within_s: float = 0.5) -> bool:
 # What monitoring says
 
 
+@pytest.mark.test_all
 def test_a_broker_without_a_session_is_live_and_not_ready(cluster: Cluster) -> None:
     def ready(broker: Broker) -> tuple[int, str]:
         return get(broker.http_url, "/ready")[:2]

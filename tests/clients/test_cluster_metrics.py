@@ -83,12 +83,14 @@ def test_the_metrics_of_all_brokers_together_have_every_slot_and_every_record(
     until(lambda: of_all("brokerhouse_partition_end_offset", topic=target.name) == records)
 
 
+@pytest.mark.test_all
 def test_the_leader_of_a_partition_shows_its_lag_whichever_broker_coordinates_the_group(
     cluster: Cluster, target: Target
 ) -> None:
     commit_nothing(cluster, target)
 
 
+@pytest.mark.test_all
 def test_every_metric_of_a_cluster_is_documented(cluster: Cluster, target: Target) -> None:
     commit_nothing(cluster, target)
     explained = documented("Every broker") | documented("A broker of a cluster")

@@ -144,6 +144,7 @@ def test_commands_of_groups_show_a_running_feed_and_refuse_to_move_it(feed: Feed
     assert refused == f"group {feed.group} has active members: stop them first"
 
 
+@pytest.mark.test_all
 def test_the_group_of_a_paused_feed_is_empty_and_that_of_a_dropped_feed_is_deleted(
     feed: Feed,
 ) -> None:
@@ -176,6 +177,7 @@ def test_a_feed_joins_its_group_again_at_once_after_a_kill(
     assert feed.member_id() != before
 
 
+@pytest.mark.test_all
 def test_the_group_of_a_feed_follows_added_partitions(feed: Feed) -> None:
     admin = AdminClient({"bootstrap.servers": feed.tables.broker.kafka})
     [done] = admin.create_partitions([NewPartitions(feed.topic, 3)]).values()

@@ -126,7 +126,9 @@ def test_a_query_waits_for_a_slow_reader(fresh_server: BrokerProcess) -> None:
     server = fresh_server
     connection = connect(server)
     response = send(
-        connection, "SELECT number AS slow_reader, repeat('x', 1000) FROM system.numbers"
+        connection,
+        "SELECT number AS slow_reader, repeat('x', 1000) FROM system.numbers"
+        " SETTINGS max_block_size = 1000",
     )
     response.read(1000)
 
@@ -134,7 +136,8 @@ def test_a_query_waits_for_a_slow_reader(fresh_server: BrokerProcess) -> None:
         """Rows that the query had read at each of fifty looks; each asks the server."""
         return {rows_read(server, "slow_reader") for _ in range(50)}
 
-    # First it fills what lies between it and its reader: blocks of 65 MB each.
+    # First it fills what lies between it and its reader. Blocks of 1 MB: on a busy machine one of
+    # 65 MB may be in the making during all of the looks.
     until(lambda: len(rows_at_each_look()) == 1, "the query reads no more rows")
     before = held_bytes(server)
     assert len(rows_at_each_look()) == 1

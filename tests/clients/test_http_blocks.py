@@ -100,7 +100,8 @@ def test_an_error_within_a_result_is_the_last_block_and_can_be_read_in_it(
     assert b"\r\n__exception__\r\n" + told in body
 
 
-@pytest.mark.parametrize("mib", [256, pytest.param(1024, marks=pytest.mark.test_all)])
+@pytest.mark.test_all
+@pytest.mark.parametrize("mib", [256, 1024])
 def test_a_long_answer_goes_out_in_constant_memory(fresh_server: BrokerProcess, mib: int) -> None:
     server = fresh_server
     read(server, "SELECT number FROM numbers(1000000) FORMAT Null")

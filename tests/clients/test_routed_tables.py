@@ -100,6 +100,7 @@ def test_a_header_names_the_table_and_new_tables_are_made_while_the_feed_runs(
     assert len(dead_letters(tables, "shop.*")) == 2
 
 
+@pytest.mark.test_all
 def test_a_dropped_table_of_a_router_stays_dropped(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "dropped", 1)
     tables("create", "gone.*", "--topic", "dropped", "--route", "key=:")
@@ -153,6 +154,7 @@ def test_new_tables_are_like_another_and_tables_that_exist_are_filled(tables: Ty
     }
 
 
+@pytest.mark.test_all
 def test_a_router_with_offset_latest_leaves_out_older_records(tables: TypedTables) -> None:
     create_topic(tables.broker.kafka, "later", 1)
     produce(tables, "later", {"id": 1}, headers={"kind": "late"})

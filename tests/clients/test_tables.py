@@ -202,6 +202,7 @@ def test_list_and_describe_count_rows_and_dead_letters_after_a_replay(
     assert counts(tables, "mended.t") == (4, 1)
 
 
+@pytest.mark.test_all
 def test_a_replay_of_a_paused_feed_happens_when_the_feed_is_resumed(
     tables: TypedTables,
 ) -> None:
@@ -228,6 +229,7 @@ def test_a_replay_with_no_wait_returns_at_once(tables: TypedTables) -> None:
     assert asked == "requested a replay of later.t\n"
 
 
+@pytest.mark.test_all
 def test_a_replay_that_cannot_happen_ends_by_timeout_or_ctrl_c_and_happens_later(
     tables: TypedTables,
 ) -> None:

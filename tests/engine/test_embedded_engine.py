@@ -413,6 +413,7 @@ async def test_a_token_is_still_known_after_a_restart_and_a_merge(tmp_path: Path
         await engine.close()
 
 
+@pytest.mark.test_all
 async def test_more_than_a_hundred_tokens_are_remembered(engine: EmbeddedEngine) -> None:
     for n in [*range(120), *range(15)]:
         await insert(engine, block(n, b"x"), f"token {n}")

@@ -178,9 +178,8 @@ def disk_with_records(directory: Path, size_bytes: int, **settings: str) -> Iter
         yield Full(disk, broker)
 
 
-@pytest.mark.parametrize(
-    "delete", [Full.delete_topic, pytest.param(Full.delete_records, marks=pytest.mark.test_all)]
-)
+@pytest.mark.test_all
+@pytest.mark.parametrize("delete", [Full.delete_topic, Full.delete_records])
 @in_a_mount_namespace
 def test_deleting_frees_a_disk_that_records_have_filled(
     tmp_path: Path, delete: Callable[[Full], None], request: pytest.FixtureRequest

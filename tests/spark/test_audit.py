@@ -269,6 +269,7 @@ def test_an_audit_after_a_killed_one_reports_the_same(
     assert json.loads(again.stdout)["rows"] == told["rows"]
 
 
+@pytest.mark.test_all
 def test_an_audit_of_healthy_topics_ends_with_exit_code_0(history: History) -> None:
     ended = run_job(audit.command, history.broker.http, "--topic", "healthy*", "--group", "nobody")
     assert ended.code == 0

@@ -134,6 +134,7 @@ def test_fields_that_cannot_have_a_column_make_a_dead_letter(make: Make) -> None
     assert errors(sink) == [error for _, error in BAD_FIELDS for _ in range(2)]
 
 
+@pytest.mark.test_all
 def test_a_thousand_columns_and_strange_field_names_are_added(make: Make) -> None:
     sink = make(evolve=True)
     names = ["a.b", "A", "a", " ", "a\nb", "\0", "x" * 5000, "ü", "a/b", *map(str, range(1000))]
@@ -352,6 +353,7 @@ def put_upserts(sink: IcebergSink, *rows: Mapping[str, Any]) -> None:
         run_until(sink, lambda before=before: sink.row_count() > before, "a row")  # type: ignore[misc]
 
 
+@pytest.mark.test_all
 def test_an_upsert_that_moves_to_another_partition_replaces_the_old_row(make: Make) -> None:
     sink = make(id_columns=("id",), operations=operations(), partition_by=("p",))
     rows = [{"id": 1, "p": "a", "v": "1"}, {"id": 2, "p": "a", "v": "2"}]

@@ -31,6 +31,7 @@ def source(spark_with_kafka: SparkSession, options: dict[str, str]) -> Any:
     return load
 
 
+@pytest.mark.test_all
 def test_both_sources_show_the_same_rows(
     spark_with_kafka: SparkSession, broker: BrokerProcess, source: Any, topic: str
 ) -> None:

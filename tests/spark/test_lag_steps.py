@@ -243,6 +243,7 @@ def test_a_continuing_alert_has_no_end(spark: SparkSession) -> None:
     assert news(spark, [3, 4, 5], TEN) == []
 
 
+@pytest.mark.test_all
 def test_a_stored_alert_continues_and_is_written_again_when_it_ends(
     spark: SparkSession,
 ) -> None:

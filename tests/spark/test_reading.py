@@ -188,6 +188,7 @@ def many(broker: BrokerProcess) -> str:
     return topic
 
 
+@pytest.mark.test_all
 def test_slices_have_exactly_the_wanted_rows(broker: BrokerProcess, many: str) -> None:
     for most in (1_000, 7_001, MANY):
         reading = Reading(broker.http_url, subscribe=many, maxRecordsPerPartition=str(most))

@@ -258,6 +258,7 @@ def test_levels_of_loggers_change_until_a_restart(configured: BrokerProcess) -> 
     wire.close()
 
 
+@pytest.mark.test_all
 def test_configs_of_groups_and_client_metrics_survive_a_kill(configured: BrokerProcess) -> None:
     process = configured
     wire = AdminWire(process.kafka)

@@ -130,6 +130,7 @@ def test_metadata_creates_a_topic_only_if_the_request_allows_it(
     assert metadata(wire, asked(topic)).topics[0].topic_id == made.topic_id
 
 
+@pytest.mark.test_all
 def test_one_request_creates_thousands_of_topics_while_other_clients_are_answered(
     own_broker: OwnBrokers, topic: str
 ) -> None:

@@ -329,6 +329,7 @@ def test_a_producer_with_an_open_transaction_is_described_as_before_a_kill(
     assert described() == before
 
 
+@pytest.mark.test_all
 def test_a_thousand_producers_have_transactions_at_once(broker: BrokerProcess, topic: str) -> None:
     count, rounds = 1000, 3
     with ExitStack() as stack:

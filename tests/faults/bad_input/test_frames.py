@@ -173,6 +173,7 @@ class TestCounts:
         with undisturbed(broker, topic):
             assert "more elements" in closing_reason(broker, frame(header(3, 1) + names))
 
+    @pytest.mark.test_all
     def test_requests_about_very_many_partitions_do_not_hold_up_other_clients(
         self, broker: BrokerProcess, wire: Wire, topic: str, target: Target
     ) -> None:

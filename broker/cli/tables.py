@@ -39,6 +39,7 @@ from brokerhouse.feeds.tables import (
     table_to_make,
     window_settings,
 )
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.parameters import quoted
 
 _TOPIC_LIMIT_S = 10.0
@@ -216,14 +217,7 @@ def create_table(
         units=units,
     )
     server.run(
-        f"INSERT INTO {server.stores}.table_feed_versions (name, version, feed_id, database, table,"
-        " topics, format, paths, start, interval_ms, stop_on_error, options, status,"
-        " replay_asked_at)"
-        " SELECT {name:String}, toUnixTimestamp64Milli(now64(3)), generateUUIDv4(), {d:String},"
-        " {t:String}, JSONExtract({topics:String}, 'Array(String)'), {kind:String},"
-        " JSONExtract({paths:String}, 'Map(String, String)'), {start:String}, {interval:UInt32},"
-        " {stop:Bool}, JSONExtract({options:String}, 'Map(String, String)'), 'running',"
-        " fromUnixTimestamp64Milli(0)",
+        query("store_new_feed", database=server.stores),
         name=name,
         d=database,
         t=table,
@@ -338,14 +332,7 @@ def _make_table(
 def list_tables(as_json: bool, sql_server: SqlServer) -> None:
     """Print every feed: its topics, and how far it is."""
     server = FeedServer(sql_server)
-    rows = server.rows(
-        "SELECT name, topics, format, status, rows, dead_letters, lag FROM"
-        f" (SELECT name, topics, format, status FROM {server.database}.table_feeds) AS feeds"
-        " LEFT JOIN"
-        " (SELECT feed, sum(rows) AS rows, sum(dead_letters) AS dead_letters, sum(lag) AS lag"
-        f" FROM {server.database}.table_feed_progress GROUP BY feed) AS progress"
-        " ON progress.feed = feeds.name ORDER BY name"
-    )
+    rows = server.rows(query("list_feeds", database=server.database))
     if as_json:
         print_json(rows)
         return
@@ -464,13 +451,9 @@ def drop_table(name: str, with_table: bool, sql_server: SqlServer) -> None:
 
 
 def _change(server: FeedServer, name: str, change: str) -> None:
-    server.run(
-        f"INSERT INTO {server.stores}.table_feed_versions SELECT * REPLACE ("
-        "greatest(version + 1, toUnixTimestamp64Milli(now64(3))) AS version,"
-        f" now64(3) AS changed_at, {change}) FROM {server.database}.table_feed_versions FINAL"
-        " WHERE name = {n:String} ORDER BY version DESC LIMIT 1",
-        n=name,
-    )
+    """`change`: `EXPRESSION AS COLUMN`, written by this module."""
+    places = {"stores": server.stores, "database": server.database}
+    server.run(query("change_feed", change=change, **places), n=name)
 
 
 def _feed(server: FeedServer, name: str) -> dict[str, Any]:

@@ -32,12 +32,11 @@ from brokerhouse.feeds.options import engine_option, path_option, start_option, 
 from brokerhouse.feeds.routing import ANY_TABLE, route_from_text
 from brokerhouse.feeds.statements import checked_columns, columns_statement
 from brokerhouse.feeds.tables import (
-    BLOCK_DEFINITION,
+    creating,
     local_name,
     preparing,
-    table_engine,
+    sorting,
     table_to_make,
-    window_settings,
 )
 from brokerhouse.sql.queries import query
 from brokerhouse.storage.parameters import quoted
@@ -202,9 +201,7 @@ def create_table(
                 columns, engine = table_to_make(Format(kind), columns, order_by, engine)
             except ValueError as error:
                 raise click.UsageError(str(error)) from error
-            by = f"ORDER BY ({order_by or 'tuple()'})"
-            if partition_by:
-                by = f"{by} PARTITION BY {partition_by}"
+            by = sorting(order_by, partition_by)
             _make_table(server, database, filled, columns, engine, by)
         _check_columns(server, (database, filled), Format(kind), paths, units)
     elif like and not _has_table(server, *split_name(like)):
@@ -317,13 +314,9 @@ def _make_table(
 ) -> None:
     """`by`: how it is sorted and partitioned."""
     server.run(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
-    replicated = server.is_replicated
-    server.run(
-        f"CREATE TABLE {quoted(database)}.{quoted(table)} ({columns}, {BLOCK_DEFINITION})"
-        f" ENGINE = {table_engine(database, table, engine, replicated=replicated)} {by}"
-        f" SETTINGS {window_settings(replicated=replicated)}",
-        {"flatten_nested": "0"},
-    )
+    name, replicated = (database, table), server.is_replicated
+    made = creating(name, columns, engine, by, replicated=replicated)
+    server.run(made, {"flatten_nested": "0"})
 
 
 @tables.command("list")

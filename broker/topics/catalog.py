@@ -174,7 +174,8 @@ class TopicCatalog(WatchedTopics):
                     grown.append((topic, changed))
                 else:
                     outcomes[topic.topic_id] = InvalidPartitions(
-                        f"The topic {topic.name!r} has {topic.partitions} partitions; {total} is not more."
+                        f"The topic {topic.name!r} has {topic.partitions} partitions already; "
+                        f"{total} is not more."
                     )
             refused = await self._store_all(
                 self._store.add_partitions, [changed for _, changed in grown]

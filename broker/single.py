@@ -154,7 +154,10 @@ class SingleNode(Node):
         await self.broker.load_stored_configs()
         progress("reading consumer groups")
         live = {topic.name: topic.topic_id for topic in self.topics.all()}
-        await self._host.groups.load({**live, OFFSETS_TOPIC: OFFSETS_TOPIC_ID})
+        groups = self._host.groups
+        await groups.load_groups(lambda _: True)
+        await groups.offsets.keep_topics({**live, OFFSETS_TOPIC: OFFSETS_TOPIC_ID})
+        groups.start()
         progress("reading transactions")
         await self.transactions.load(self._slots.owned)
         self.transactions.start()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -91,14 +91,6 @@ class GroupCoordinator:
 
     # Which groups are coordinated here
 
-    async def load(self, live_topic_ids: Mapping[str, UUID]) -> None:
-        """Coordinate every group that is stored, and start. Raises `EngineError`."""
-        await self.cache.load()
-        await self.offsets.load(live_topic_ids)
-        await self.pending.load(lambda _: True)
-        self._host_stored(lambda _: True)
-        self.start()
-
     def start(self) -> None:
         """Start what runs in the background."""
         self._cache_worker.start()
@@ -107,7 +99,7 @@ class GroupCoordinator:
     async def load_groups(self, chosen: Callable[[str], bool]) -> None:
         """Coordinate these groups from now on, from what is stored. Raises `EngineError`."""
         await self.cache.load(chosen)
-        await self.offsets.load_groups(chosen)
+        await self.offsets.load(chosen)
         await self.pending.load(chosen)
         self._host_stored(chosen)
 

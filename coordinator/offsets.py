@@ -69,51 +69,49 @@ class CommittedOffsets:
         self._rewritten_ms: int | None = None
         self.follower: Follower | None = None
 
-    async def load(self, live_topic_ids: Mapping[str, UUID]) -> None:
-        """Read what is current. Offsets of topics that were deleted, or deleted and created again,
-        are deleted.
-
-        `rows` has been started. Raises `EngineError`.
-        """
-        ((highest, now_ms),) = await self._engine.rows(
-            f"SELECT max(version), {_ENGINE_NOW} FROM consumer_offsets"
-        )
-        self._version = max(self._version, highest)
-        self._seen_ms = now_ms
-        orphans = []
-        for row in await self._engine.rows(query("committed_offsets")):
-            group_id, partition, version, offset = _parse(row)
-            if live_topic_ids.get(partition[0]) != offset.topic_id:
-                orphans.append((group_id, partition, offset.topic_id))
-            else:
-                self._apply(group_id, partition, version, offset)
-        if orphans:
-            log.info("deleting %d offsets of topics that were deleted", len(orphans))
-            version = self.next_version()
-            rows = [self._tombstone(*each, version) for each in orphans]
-            try:
-                await self._rows.store(TableRows(OFFSETS, rows))
-            except EngineError as error:  # a full disk; they are not served in any case
-                log.error(
-                    "cannot delete %d offsets of deleted topics, retrying at the next start: %s",
-                    len(orphans),
-                    error,
-                )
-
-    async def load_groups(self, chosen: Callable[[str], bool]) -> None:
+    async def load(self, chosen: Callable[[str], bool]) -> None:
         """Read anew the offsets of groups that this broker coordinates from now on.
 
         Those of others are brought up to date. Raises `EngineError`.
         """
-        ((highest,),) = await self._engine.rows("SELECT max(version) FROM consumer_offsets")
+        ((highest, now_ms),) = await self._engine.rows(
+            f"SELECT max(version), {_ENGINE_NOW} FROM consumer_offsets"
+        )
         rows = await self._engine.rows(query("committed_offsets"))
         self._version = max(self._version, highest)
+        self._seen_ms = self._seen_ms or now_ms
         for group_id in [group_id for group_id in self._groups if chosen(group_id)]:
             if not self._groups[group_id].pending:
                 del self._groups[group_id]
         self._deleted = {key: v for key, v in self._deleted.items() if not chosen(key[0])}
         for row in rows:
             self._apply(*_parse(row))
+
+    async def keep_topics(self, live_topic_ids: Mapping[str, UUID]) -> None:
+        """Delete the offsets of all other topics: a crash came before `forget_topic`.
+
+        Only for a broker alone, which knows every topic. In a cluster a topic may be unknown here
+        because the server that answered is behind.
+        """
+        orphans = [
+            (group_id, partition, offset.topic_id)
+            for group_id, group in self._groups.items()
+            for partition, offset in group.offsets.items()
+            if live_topic_ids.get(partition[0]) != offset.topic_id
+        ]
+        if not orphans:
+            return
+        log.info("deleting %d offsets of topics that were deleted", len(orphans))
+        for group_id, partition, _ in orphans:
+            self._hide(group_id, partition)
+        try:
+            await self._remove(orphans)
+        except EngineError as error:  # a full disk
+            log.error(
+                "cannot delete %d offsets of deleted topics, retrying at the next start: %s",
+                len(orphans),
+                error,
+            )
 
     async def settled(self) -> None:
         """Returns when everything that was being stored is stored, or has failed."""
@@ -191,9 +189,7 @@ class CommittedOffsets:
                 mine += gone
             else:
                 for _, partition, _ in gone:
-                    self._groups[group_id].offsets.pop(partition, None)
-                    self._groups[group_id].versions.pop(partition, None)
-                self._drop_if_empty(group_id)
+                    self._hide(group_id, partition)
         await self._remove(mine)
 
     def expired(
@@ -344,6 +340,13 @@ class CommittedOffsets:
             group.offsets[partition] = offset
             group.versions[partition] = version
             self._deleted.pop((group_id, partition), None)
+
+    def _hide(self, group_id: str, partition: TopicPartition) -> None:
+        """Remove an offset from memory; its row stays."""
+        if group := self._groups.get(group_id):
+            group.offsets.pop(partition, None)
+            group.versions.pop(partition, None)
+            self._drop_if_empty(group_id)
 
     def _forget_old_deletions(self) -> None:
         """The version of a deletion is needed for as long as an older row may be read again."""

@@ -55,7 +55,7 @@ LATEST_ENGINE = f"ReplacingMergeTree(_offset, {DELETED_COLUMN})"
 _LATEST_COLUMNS = {"_offset": "Int64", DELETED_COLUMN: "UInt8"}
 
 
-def table_engine(database: str, table: str, engine: str = PLAIN_ENGINE, *, replicated: bool) -> str:
+def table_engine(database: str, table: str, engine: str, *, replicated: bool) -> str:
     """`engine`: as `ENGINE`."""
     if not replicated:
         return engine
@@ -101,19 +101,45 @@ def preparing(target: str, *, replicated: bool) -> tuple[str, str]:
     )
 
 
+def sorting(order_by: str | None, partition_by: str | None) -> str:
+    """How a table is sorted and partitioned."""
+    by = f"ORDER BY ({order_by or 'tuple()'})"
+    return f"{by} PARTITION BY {partition_by}" if partition_by else by
+
+
+def creating(
+    name: tuple[str, str],
+    columns: str,
+    engine: str = PLAIN_ENGINE,
+    by: str | None = None,
+    *,
+    replicated: bool,
+    if_absent: bool = False,
+) -> str:
+    """A statement that makes a table.
+
+    `name`: database and table. `columns`: their definitions. `engine`: as `ENGINE`. `by`: as
+    `sorting` has it.
+    """
+    database, table = name
+    return query(
+        "make_feed_table",
+        if_absent="IF NOT EXISTS" if if_absent else "",
+        table=f"{quoted(database)}.{quoted(table)}",
+        columns=columns,
+        block_definition=BLOCK_DEFINITION,
+        engine=table_engine(database, table, engine, replicated=replicated),
+        by=by or sorting(None, None),
+        settings=window_settings(replicated=replicated),
+    )
+
+
 def making(
     database: str, table: str, columns: Sequence[InferredColumn], *, replicated: bool
 ) -> str:
-    """A statement that makes a table, without a sorting key."""
+    """A statement that makes a table without a sorting key, unless it exists."""
     kinds = ", ".join(f"{quoted(one.name)} {one.type}" for one in columns)
-    return query(
-        "make_feed_table",
-        table=f"{quoted(database)}.{quoted(table)}",
-        columns=kinds,
-        block_definition=BLOCK_DEFINITION,
-        engine=table_engine(database, table, replicated=replicated),
-        settings=window_settings(replicated=replicated),
-    )
+    return creating((database, table), kinds, replicated=replicated, if_absent=True)
 
 
 def adding(target: str, columns: Sequence[InferredColumn]) -> str:

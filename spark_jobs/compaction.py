@@ -54,12 +54,6 @@ RETRY_WINDOW_MS = 10 * MINUTE_MS
 wait for an answer in all (delivery.timeout.ms)."""
 _POLL_S = 0.2
 
-_RECENT = (
-    "SELECT count() FROM messages WHERE topic = {topic:String} AND topic_id = {topic_id:UUID}"
-    " AND partition = {partition:Int32} AND offset >= {start:Int64} AND offset < {bound:Int64}"
-    " AND producer_id >= 0 AND NOT control"
-    " AND toUnixTimestamp64Milli(append_time) > {recent_ms:Int64}"
-)
 _NOW = "SELECT toUnixTimestamp64Milli(now64(3))"
 _PENDING = (
     "SELECT toInt64(count()) FROM compaction_batches"
@@ -152,7 +146,7 @@ def command(
 def _recent(run: JobRun, target: CompactionTarget, recent_ms: int) -> int:
     """How many records stay because an idempotent producer may still send them again."""
     parameters = {**target.parameters, "bound": target.bound, "recent_ms": recent_ms}
-    ((records,),) = run.servers.rows(_RECENT, parameters)
+    ((records,),) = run.servers.rows(query("compaction_recent_records"), parameters)
     return int(records)
 
 

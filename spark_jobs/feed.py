@@ -29,12 +29,7 @@ from brokerhouse.feeds.feeder import EVERYWHERE
 from brokerhouse.feeds.options import engine_option, path_option, start_option, unit_option
 from brokerhouse.feeds.routing import ANY_TABLE
 from brokerhouse.feeds.statements import checked_columns, columns_statement
-from brokerhouse.feeds.tables import (
-    BLOCK_DEFINITION,
-    preparing,
-    table_to_make,
-    window_settings,
-)
+from brokerhouse.feeds.tables import creating, preparing, sorting, table_to_make
 from brokerhouse.spark_jobs import job
 from brokerhouse.spark_jobs.feed_kafka import (
     START_OF_LOG,
@@ -235,12 +230,10 @@ class FeedTarget:
                 columns, engine = table_to_make(self.format, columns, order_by, engine)
             except ValueError as error:
                 raise JobFailure(str(error)) from error
-            by = f" PARTITION BY {partition_by}" if partition_by else ""
+            by = sorting(order_by, partition_by)
             self.servers.execute(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
-            self.servers.execute(
-                f"CREATE TABLE {target} ({columns}, {BLOCK_DEFINITION}) ENGINE = {engine} ORDER BY"
-                f" ({order_by or 'tuple()'}){by} SETTINGS {window_settings(replicated=False)}"
-            )
+            name = database, table
+            self.servers.execute(creating(name, columns, engine, by, replicated=False))
             return
         if not found:
             raise JobFailure(f"there is no table {self.name}: give --columns")

@@ -18,6 +18,7 @@ from brokerhouse.feeds.inference import (
     parse_sample,
 )
 from brokerhouse.feeds.paths import path_from_text
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.parameters import quoted
 
 _SAMPLE_RECORDS = 1000
@@ -66,12 +67,7 @@ def _columns_of_changes(server: FeedServer, topic: str) -> tuple[list[InferredCo
 
 def _last_records(server: FeedServer, topic: str, count: int) -> list[tuple[bytes, bytes]]:
     """Keys and values; no tombstones."""
-    found = server.rows(
-        "SELECT base64Encode(ifNull(key, '')) AS key, base64Encode(assumeNotNull(value)) AS value"
-        f" FROM {server.database}.messages_committed WHERE topic = {{t:String}}"
-        f" AND value IS NOT NULL ORDER BY partition DESC, offset DESC LIMIT {count}",
-        t=topic,
-    )
+    found = server.rows(query("last_values", database=server.database), t=topic, count=str(count))
     return [(base64.b64decode(row["key"]), base64.b64decode(row["value"])) for row in found]
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import click
 
 from brokerhouse.broker.cli.ctrl_c import CtrlC
+from brokerhouse.sql.queries import query
 
 ASKED_NOW = "greatest(now64(3), addMilliseconds(replay_asked_at, 1)) AS replay_asked_at"
 """The change of a definition that asks for it: later than the request before."""
@@ -57,18 +58,6 @@ def _several(count: int, one: str) -> str:
     return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
-def progress_statement(database: str) -> str:
-    """A query for the fields of `Replayed`."""
-    return (
-        "SELECT countIf(NOT replayed AND toUnixTimestamp64Milli(time) < {asked:Int64}"
-        " AND has(JSONExtract({topics:String}, 'Array(String)'), toString(topic_id)))"
-        " AS waiting, countIf(NOT replayed) AS dead_letters, countIf(is_new) AS records,"
-        " sumIf(rows, is_new) AS rows"
-        " FROM (SELECT *, replayed AND toUnixTimestamp64Milli(time) >= {asked:Int64} AS is_new"
-        f" FROM {database}.dead_letter_versions FINAL WHERE feed_id = {{f:UUID}})"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class AskedReplay:
     """`topic_ids`: of topics that exist; of a deleted one nobody looks at its dead letters."""
@@ -101,7 +90,7 @@ class AskedReplay:
 
     def _state(self) -> Replayed:
         [row] = self.server.rows(
-            progress_statement(self.server.database),
+            query("replay_progress", database=self.server.database),
             f=self.feed_id,
             asked=str(self.asked_ms),
             topics=json.dumps(self.topic_ids),

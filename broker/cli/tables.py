@@ -32,13 +32,13 @@ from brokerhouse.feeds.options import engine_option, path_option, start_option, 
 from brokerhouse.feeds.routing import ANY_TABLE, route_from_text
 from brokerhouse.feeds.statements import checked_columns, columns_statement
 from brokerhouse.feeds.tables import (
-    BLOCK_DEFINITION,
+    creating,
     local_name,
     preparing,
-    table_engine,
+    sorting,
     table_to_make,
-    window_settings,
 )
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.parameters import quoted
 
 _TOPIC_LIMIT_S = 10.0
@@ -201,9 +201,7 @@ def create_table(
                 columns, engine = table_to_make(Format(kind), columns, order_by, engine)
             except ValueError as error:
                 raise click.UsageError(str(error)) from error
-            by = f"ORDER BY ({order_by or 'tuple()'})"
-            if partition_by:
-                by = f"{by} PARTITION BY {partition_by}"
+            by = sorting(order_by, partition_by)
             _make_table(server, database, filled, columns, engine, by)
         _check_columns(server, (database, filled), Format(kind), paths, units)
     elif like and not _has_table(server, *split_name(like)):
@@ -216,14 +214,7 @@ def create_table(
         units=units,
     )
     server.run(
-        f"INSERT INTO {server.stores}.table_feed_versions (name, version, feed_id, database, table,"
-        " topics, format, paths, start, interval_ms, stop_on_error, options, status,"
-        " replay_asked_at)"
-        " SELECT {name:String}, toUnixTimestamp64Milli(now64(3)), generateUUIDv4(), {d:String},"
-        " {t:String}, JSONExtract({topics:String}, 'Array(String)'), {kind:String},"
-        " JSONExtract({paths:String}, 'Map(String, String)'), {start:String}, {interval:UInt32},"
-        " {stop:Bool}, JSONExtract({options:String}, 'Map(String, String)'), 'running',"
-        " fromUnixTimestamp64Milli(0)",
+        query("store_new_feed", database=server.stores),
         name=name,
         d=database,
         t=table,
@@ -323,13 +314,9 @@ def _make_table(
 ) -> None:
     """`by`: how it is sorted and partitioned."""
     server.run(f"CREATE DATABASE IF NOT EXISTS {quoted(database)}")
-    replicated = server.is_replicated
-    server.run(
-        f"CREATE TABLE {quoted(database)}.{quoted(table)} ({columns}, {BLOCK_DEFINITION})"
-        f" ENGINE = {table_engine(database, table, engine, replicated=replicated)} {by}"
-        f" SETTINGS {window_settings(replicated=replicated)}",
-        {"flatten_nested": "0"},
-    )
+    name, replicated = (database, table), server.is_replicated
+    made = creating(name, columns, engine, by, replicated=replicated)
+    server.run(made, {"flatten_nested": "0"})
 
 
 @tables.command("list")
@@ -338,14 +325,7 @@ def _make_table(
 def list_tables(as_json: bool, sql_server: SqlServer) -> None:
     """Print every feed: its topics, and how far it is."""
     server = FeedServer(sql_server)
-    rows = server.rows(
-        "SELECT name, topics, format, status, rows, dead_letters, lag FROM"
-        f" (SELECT name, topics, format, status FROM {server.database}.table_feeds) AS feeds"
-        " LEFT JOIN"
-        " (SELECT feed, sum(rows) AS rows, sum(dead_letters) AS dead_letters, sum(lag) AS lag"
-        f" FROM {server.database}.table_feed_progress GROUP BY feed) AS progress"
-        " ON progress.feed = feeds.name ORDER BY name"
-    )
+    rows = server.rows(query("list_feeds", database=server.database))
     if as_json:
         print_json(rows)
         return
@@ -464,13 +444,9 @@ def drop_table(name: str, with_table: bool, sql_server: SqlServer) -> None:
 
 
 def _change(server: FeedServer, name: str, change: str) -> None:
-    server.run(
-        f"INSERT INTO {server.stores}.table_feed_versions SELECT * REPLACE ("
-        "greatest(version + 1, toUnixTimestamp64Milli(now64(3))) AS version,"
-        f" now64(3) AS changed_at, {change}) FROM {server.database}.table_feed_versions FINAL"
-        " WHERE name = {n:String} ORDER BY version DESC LIMIT 1",
-        n=name,
-    )
+    """`change`: `EXPRESSION AS COLUMN`, written by this module."""
+    places = {"stores": server.stores, "database": server.database}
+    server.run(query("change_feed", change=change, **places), n=name)
 
 
 def _feed(server: FeedServer, name: str) -> dict[str, Any]:

@@ -14,18 +14,7 @@ import click
 from brokerhouse.broker.cli.options import json_option, print_json
 from brokerhouse.broker.cli.sql import SqlServer, asked, server_options
 from brokerhouse.common.console import console, new_table
-
-_LIST = """
-SELECT concat(database, '.', view) AS name, toString(failed_at) AS since, error,
-    arrayStringConcat(arrayMap(
-        one -> concat(one.topic, '-', toString(one.partition), ' ', toString(one.first_offset)),
-        missed), '\n') AS missed,
-    arrayStringConcat(arrayMap(
-        one -> concat(one.topic, '-', toString(one.partition), ' ', toString(one.first_offset),
-            ' to ', toString(one.end_offset - 1)),
-        in_doubt), '\n') AS in_doubt
-FROM brokerhouse.failed_views FORMAT JSONEachRow
-"""
+from brokerhouse.sql.queries import query
 
 
 @click.group()
@@ -42,7 +31,7 @@ def list_views(as_json: bool, sql_server: SqlServer) -> None:
     A view that is stopped misses everything from some offsets on. One in doubt has the records of
     some ranges, or lacks them, because the broker was killed while it wrote them; it goes on.
     """
-    text = asked(sql_server, "/", {}, _LIST)
+    text = asked(sql_server, "/", {}, query("list_failed_views"))
     found = [json.loads(line) for line in text.splitlines()]
     if as_json:
         print_json(found)

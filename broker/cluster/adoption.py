@@ -244,13 +244,7 @@ class _Adoption:
         database, table = split_name(feed)
         part = filled_table(table, layout(self._config))
         names = {"database": database, "names": [table, part]}
-        rows = await engine.rows(
-            "SELECT name, arrayMap((one, its) -> concat(one, '.', its), dependencies_database,"
-            " dependencies_table) FROM system.tables"
-            " WHERE database = {database:String} AND has({names:Array(String)}, name)",
-            names,
-        )
-        there = dict(rows)
+        there = dict(await engine.rows(query("views_on_tables"), names))
         if table not in there:
             return
         if part in there:

@@ -23,6 +23,7 @@ from brokerhouse.broker.cluster.registry_view import SESSION_PREFIX
 from brokerhouse.broker.cluster.servers import layout, opened, registry_of
 from brokerhouse.broker.slots.sessions import BrokerSession
 from brokerhouse.common.clock import SECOND_MS, wall_ms
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.clickhouse import ClickHouseServer
 from brokerhouse.storage.cluster_schema import databases
 from brokerhouse.storage.cluster_sql import SHARD_DATABASE
@@ -196,15 +197,7 @@ async def _failed_views(server: ClickHouseServer) -> list[tuple[str, int, str, s
     if not logged:
         return []
     rows = await server.rows(
-        "SELECT replaceAll(view_name, '`', '') AS name, count(),"
-        " toString(min(event_time_microseconds), 'UTC'),"
-        " argMax(exception, event_time_microseconds) FROM system.query_views_log"
-        " WHERE event_date >= toDate(now() - {seconds:UInt32}) - 1"
-        " AND event_time >= now() - {seconds:UInt32} AND startsWith(status::String, 'Exception')"
-        " AND name IN (SELECT arrayJoin(arrayMap((d, t) -> concat(d, '.', t),"
-        " dependencies_database, dependencies_table)) FROM system.tables"
-        " WHERE database = {database:String} AND name = 'messages') GROUP BY name ORDER BY name",
-        {"database": SHARD_DATABASE, "seconds": FAILED_VIEWS_S},
+        query("logged_view_errors"), {"database": SHARD_DATABASE, "seconds": FAILED_VIEWS_S}
     )
     return [(str(name), int(count), str(since), str(error)) for name, count, since, error in rows]
 

@@ -182,9 +182,11 @@ class RemoteGroups:
     ) -> ApiMessage:
         broker = self._leadership.coordinator(group_id)
         if broker is None:
-            raise CoordinatorNotAvailable(f"nobody coordinates {group_id!r} at the moment")
+            raise CoordinatorNotAvailable(f"No broker coordinates the group {group_id!r} now.")
         return await self._peers.ask(broker, request, response, version, timeout_s)
 
     def _check(self, group_id: str, code: int) -> None:
         if code:
-            raise error_with_code(code, f"the coordinator of group {group_id} answers so")
+            raise error_with_code(
+                code, f"The coordinator of group {group_id!r} refused the request."
+            )

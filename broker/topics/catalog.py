@@ -174,7 +174,8 @@ class TopicCatalog(WatchedTopics):
                     grown.append((topic, changed))
                 else:
                     outcomes[topic.topic_id] = InvalidPartitions(
-                        f"topic {topic.name} has {topic.partitions} partitions; {total} is not more"
+                        f"The topic {topic.name!r} has {topic.partitions} partitions already; "
+                        f"{total} is not more."
                     )
             refused = await self._store_all(
                 self._store.add_partitions, [changed for _, changed in grown]
@@ -223,7 +224,7 @@ class TopicCatalog(WatchedTopics):
                 return await change()
             except ChangedElsewhere as error:
                 log.info("a topic is changed by two brokers at once: %s", error, extra=counted())
-        raise KafkaStorageError("the topic is being changed by other brokers")
+        raise KafkaStorageError("The topic is being changed by other brokers.")
 
     async def _store_all(
         self,
@@ -254,7 +255,7 @@ class TopicCatalog(WatchedTopics):
             elif len(topics) == 1:
                 raise why
             else:
-                errors[topic_id] = KafkaStorageError("another broker changes the topic")
+                errors[topic_id] = KafkaStorageError("Another broker is changing the topic.")
         return errors
 
     async def _announce(self, stored: Sequence[Topic], state: TopicState) -> None:
@@ -281,7 +282,7 @@ class TopicCatalog(WatchedTopics):
     def _current(self, topic: Topic) -> Topic:
         current = self.by_id(topic.topic_id)
         if current is None:
-            raise UnknownTopicOrPartition(f"topic {topic.name} has been deleted")
+            raise UnknownTopicOrPartition(f"The topic {topic.name!r} has been deleted.")
         return current
 
     def _all_current(

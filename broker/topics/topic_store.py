@@ -20,6 +20,7 @@ from brokerhouse.broker.log.topic import Topic
 from brokerhouse.broker.settings.config import Settings
 from brokerhouse.broker.settings.effective_configs import effective
 from brokerhouse.protocol.errors import KafkaError
+from brokerhouse.sql.queries import query
 from brokerhouse.storage.disk_reserve import NOT_ENOUGH_SPACE, DiskReserve
 from brokerhouse.storage.engine import Engine, EngineError
 
@@ -107,11 +108,7 @@ def after(topics: Sequence[Topic]) -> list[Topic]:
 async def store_versions(engine: Engine, topics: Sequence[Topic], state: TopicState) -> None:
     """Write what topics are now into `topic_versions`, atomically. Raises `EngineError`."""
     await engine.execute(
-        "INSERT INTO topic_versions (topic_id, version, name, partitions, configs, state)"
-        " SELECT toUUID(one.1), toUInt64(one.2), one.3, toInt32(one.4),"
-        " JSONExtract(one.5, 'Map(String, String)'), {state:String}"
-        " FROM (SELECT arrayJoin(arrayZip({topic_ids:Array(String)}, {versions:Array(String)},"
-        " {names:Array(String)}, {partitions:Array(String)}, {configs:Array(String)})) AS one)",
+        query("store_topics"),
         {
             "topic_ids": [str(topic.topic_id) for topic in topics],
             "versions": [str(topic.version) for topic in topics],

@@ -1,7 +1,8 @@
--- Makes a table that a feed can fill, without a sorting key.
+-- Makes a table that a feed can fill.
 --
--- Placeholders: table (with its database), columns, block_definition (of the hidden column), engine, settings.
-CREATE TABLE IF NOT EXISTS ${table} (${columns}, ${block_definition})
+-- Placeholders: if_absent (IF NOT EXISTS, or nothing), table (with its database), columns, block_definition (of the
+-- hidden column), engine, by (how it is sorted and partitioned), settings.
+CREATE TABLE ${if_absent} ${table} (${columns}, ${block_definition})
 ENGINE = ${engine}
-ORDER BY ()
+${by}
 SETTINGS ${settings};

@@ -16,8 +16,8 @@ from itertools import groupby
 import pytest
 import pytest_asyncio
 
-from brokerhouse.broker.cli.table_replays import progress_statement
 from brokerhouse.common.text_table import word_set
+from brokerhouse.sql import queries
 from brokerhouse.storage.cluster_sql import (
     SHARD_DATABASE,
     ClusterLayout,
@@ -405,8 +405,10 @@ async def test_clickhouse_runs_each_view_over_distributed_tables(engine: Embedde
         if name != "topic_minutes":  # it adds up what is there twice
             assert [row for row, _ in groupby(of_all)] == once, name
     asked: dict[str, Parameter] = {"f": str(FEED), "asked": 1 << 42, "topics": f'["{ORDERS}"]'}
-    assert await engine.rows(progress_statement(FIRST), asked) == [[1, 1, 0, 0]]
-    assert await engine.rows(progress_statement(DISTRIBUTED), asked) == [[2, 2, 0, 0]]
+    statement = queries.query("replay_progress", database=FIRST)
+    assert await engine.rows(statement, asked) == [[1, 1, 0, 0]]
+    statement = queries.query("replay_progress", database=DISTRIBUTED)
+    assert await engine.rows(statement, asked) == [[2, 2, 0, 0]]
 
 
 @pytest.mark.usefixtures("rows")

@@ -56,7 +56,8 @@ async def running(
     rows = RowLane(engine, LANES - 1, uuid4())
     rows.start()
     coordinator = coordinator_on(engine, rows, clock, max_bytes)
-    await coordinator.load({TOPIC: TOPIC_ID})
+    await coordinator.load_groups(lambda _: True)
+    coordinator.start()
     try:
         yield coordinator
     finally:
@@ -328,7 +329,8 @@ async def test_stored_groups_and_members_have_the_time_of_the_wall_clock(
     rows = RowLane(scripted, LANES - 1, uuid4())
     rows.start()
     groups = coordinator_on(scripted, rows, day)
-    await groups.load({TOPIC: TOPIC_ID})
+    await groups.load_groups(lambda _: True)
+    groups.start()
     day.now_ms += 5 * HOUR_MS  # a machine that slept, or a clock that was put right
     joined = await one_member(groups)
     await groups.heartbeat("group", joined.member_id, None, joined.generation)

@@ -180,7 +180,7 @@ async def test_adding_partitions_fails_unless_their_number_grows(
     catalog: TopicCatalog, total: int
 ) -> None:
     topic = await create_topic(catalog, "t", 2, {})
-    with pytest.raises(InvalidPartitions, match=f"has 2 partitions; {total} is not more"):
+    with pytest.raises(InvalidPartitions, match=f"has 2 partitions already; {total} is not more"):
         await add_partitions(catalog, topic, total)
     assert catalog.get("t") == topic
 
@@ -370,7 +370,7 @@ async def test_a_deleted_topic_cannot_be_changed(catalog: TopicCatalog) -> None:
         add_partitions(catalog, topic, 2),
         catalog.set_configs(topic, {}),
     ):
-        with pytest.raises(UnknownTopicOrPartition, match="topic t has been deleted"):
+        with pytest.raises(UnknownTopicOrPartition, match="topic 't' has been deleted"):
             await change
     await catalog.close()
 

@@ -6,10 +6,9 @@ state has an epoch that each feeder raises when it begins: one that believes it 
 its next change, which comes before its next insert.
 
 A feeder that finds BEFORE inserts exactly that range again, with the same token (REPLAY). Forming
-it again is always possible, because the records are read again from the log by their offsets. So
-the one case that the design of the ClickHouse Kafka Connect sink gives up on (a batch that is
-contained in a block whose outcome is unknown) is no case of its own here: the whole block is
-repeated, not the part of it that came again.
+it again is always possible, because the records are read again from the log by their offsets.
+ClickHouse's Kafka Connect sink gives up if a batch lies inside a block whose outcome is unknown.
+Here the whole block is repeated, so this needs no special case.
 
 Sources: "ClickHouse Kafka Connect: exactly-once design" (state machine, BEFORE and AFTER), eBay's
 "Block Aggregator" (replay of deterministic blocks, counts from a common reference offset).

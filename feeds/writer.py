@@ -211,7 +211,7 @@ class BlockWriter(PartitionWriter):
             # The block counts their rows.
             await self._not_dead_any_more(feed, OF_BLOCK, params, "0")
         if again and await self._stored(statements, token) != rows:
-            raise TokenUsed(f"block {token} has not the {rows} rows that it was to have")
+            raise TokenUsed(f"block {token} should have {rows} rows, but fewer are stored")
         await self._free_memory()
         return Counted(rows, dead_letters)
 

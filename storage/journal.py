@@ -69,7 +69,8 @@ _FOR_DELETING = frozenset({"partition_checkpoints", "producer_states"})
 _LOOK_AGAIN_S = 0.005
 """How often room is looked for while everything that takes it is on its way to the file."""
 _FILES_PER_LIMIT = 2
-"""So many times `max_bytes` the files may have: a stream that waits keeps those of the other."""
+"""Limit of the files' size, as a multiple of `max_bytes`. Files hold entries of both streams, so a
+stream that drains slowly also keeps the other one's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,10 @@ class _Admission:
             raise NotSent(str(refusal), refusal.code)
         if self._writer.file_bytes > self._files_max_bytes:
             # One stream is refused, and its blocks keep the files of the other one.
-            raise NotSent("the journal is full: rows of another table are refused, see the log")
+            raise NotSent(
+                "the journal is full, because ClickHouse refuses rows of another table; the log of"
+                " the broker says which and why"
+            )
         now_s = time.monotonic()
         if now_s >= self._space_until_s:
             self._reserve.check()

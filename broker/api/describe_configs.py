@@ -2,6 +2,10 @@
 
     v1 synonyms and sources; v3 type and documentation; v4 flexible
 
+Values and their sources are composed in config_entries.py: stored configs, settings of the process
+(broker/settings/config.py), and defaults; broker/settings/kafka_configs.py has the configs of Kafka
+that have no effect here.
+
 Each resource of a request succeeds or fails by itself. As in Kafka, a group or a subscription to
 client metrics need not exist: its configs have their defaults then.
 

@@ -2,8 +2,8 @@
 
 What must hold:
 
-* A session may serve only while its lease is valid by this broker's own clock, counted from before
-  the last renewal that counts was sent.
+* A session may serve only while its lease is valid by this broker's own clock, counted from
+  the moment before it sent the last renewal that was accepted.
 * Nothing but this broker renews its row. Whether a write succeeded is found out by reading the row.
 * Two brokers with one node id never serve at the same time for long: the one that began later, or
   finds the other alive, stops with `NodeIdTaken`.

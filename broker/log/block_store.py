@@ -59,8 +59,8 @@ class BlockStore:
         self.takes_packed = isinstance(engine, BuildingEngine)
         """Whether `data` of the blocks may be a packed block."""
         self._builder: BuildingEngine | None = None
-        # Where a successor may fence the lane, what is checked before an insert may not lie a
-        # build behind, and no number may be tried and given back.
+        # In a cluster a successor may fence this lane. So the lease is checked right before the
+        # insert, and a block number is never returned.
         if isinstance(engine, BuildingEngine) and not lease.is_fenced:
             self._builder = engine
         self._lease = lease

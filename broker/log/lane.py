@@ -56,7 +56,8 @@ _ROW_BYTES = 100
 
 
 _REFUSED_LATELY_S = 30.0
-"""So long a refusal counts if nothing is appended after it: the next block may be accepted."""
+"""After this time without another block an old refusal is not reported any more: the next block may
+be accepted."""
 
 
 class LaneCounts:
@@ -299,8 +300,8 @@ class Lane:
         append_time_ms = self._append_time_ms = self.append_time_ms()
         if append_time_ms // DAY_MS not in self._lease.days():
             log.warning(
-                "lane %d refuses its appends: the clock is ahead of the days of which the session"
-                " may write rows",
+                "lane %d refuses its appends: this broker's clock is ahead of the days for which"
+                " its session may write rows",
                 self.number,
                 extra=counted(self.number),
             )

@@ -18,8 +18,8 @@ this error a client aborts its transaction and asks for a new epoch.
 
 `find_duplicate` raises INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER and UNKNOWN_PRODUCER_ID
 for a producer that the partition knows. broker/log/block.py raises the second for one that it does
-not know. Behind a batch that was refused for now, broker/api/produce.py answers that error
-(broker/log/refused_batches.py).
+not know. If an earlier batch got a retriable error, broker/api/produce.py
+answers later batches with the same error (broker/log/refused_batches.py).
 """
 
 from __future__ import annotations

@@ -278,7 +278,7 @@ class Rollup(Periodic):
         try:
             await (self.count() if self._is_due() else self.count_new())
         except NotYet as error:
-            log.info("the log is counted later: %s", error)
+            log.info("cannot count the log yet, retrying in a minute: %s", error)
         except EngineError as error:
             log.error("cannot count the log; retrying in a minute: %s", error)
 

@@ -83,7 +83,7 @@ class Conversion:
 
     @property
     def is_optional(self) -> bool:
-        """Whether nothing has no place in what the scanner writes."""
+        """Whether what the scanner writes for this type cannot say that the value is missing."""
         return self.node.op in ("array", "map", "tuple", "variant")
 
     def apply(self, written: str, depth: int = 0) -> tuple[str, str]:
@@ -191,7 +191,7 @@ def _moment(kind: ColumnType, bare: ColumnType, nullable: bool, times: TimeSetti
     options = [*bare.options]
     scale = 0 if is_seconds else int(options.pop(0) if options else 3)
     zone = options[0] if options else ""
-    # A type without a zone has that of the server: so has what is read for it.
+    # A type without a time zone uses the server's; so values for it are read in the server's zone.
     name = zone.strip("'") or times.zone
     step = 10**scale
     low, high = (
@@ -329,7 +329,10 @@ _FITS = "CAST(NULL, 'Nullable(String)')"
 
 
 def _typed(inner: Conversion, written: str, depth: int) -> tuple[str, str]:
-    """As `Conversion.apply`, and the value has exactly the type: nothing is the type's default."""
+    """As `Conversion.apply`, and the value has exactly the type.
+
+    A missing one is the type's default.
+    """
     bad, value = inner.apply(written, depth)
     bad = _FITS if bad == "NULL" else bad
     if inner.is_optional:

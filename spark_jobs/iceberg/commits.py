@@ -1,4 +1,6 @@
-"""What the coordinator knows of the commits, as a pure state machine.
+"""What the coordinator knows of the commits, as a pure state machine. What makes each record count
+once is in coordinator.py (offsets in the snapshot) and worker.py (files and offsets in one
+transaction).
 
 Invariants:
 * Files leave the buffer only when their table has them, so a failed commit keeps them for the next.

@@ -1,8 +1,8 @@
 """A worker: reads its partitions, writes data files, and tells of them when a commit begins.
 
 The files' names and the offsets behind them are sent in one transaction, with the generation of
-the consumer group (KIP-447): what a worker sends that was paused and has lost its partitions is
-aborted, and its files are orphans. A worker that fails begins again at its partitions' offsets.
+the consumer group (KIP-447). If a worker was paused and has lost its partitions, its transaction is
+aborted and nobody uses its files. A worker that fails begins again at its partitions' offsets.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
--- Stores the next version of a feed, in which one column is other than in the version before.
+-- Stores the next version of a feed, in which one column differs from the version before.
 --
--- Placeholders: stores (the database that a feed's versions are written to); database (where they are read);
--- change (EXPRESSION AS COLUMN). Parameter: n (the feed's name).
+-- Placeholders: stores and database (that a feed's versions are written to, and read from), change (EXPRESSION AS
+-- COLUMN). Parameter: n (the feed's name).
 INSERT INTO ${stores}.table_feed_versions
 SELECT * REPLACE (
     greatest(version + 1, toUnixTimestamp64Milli(now64(3))) AS version, now64(3) AS changed_at, ${change}

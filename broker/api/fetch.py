@@ -16,7 +16,8 @@ epoch ended before the offset, or no record can be of it, the answer has no reco
 epoch up to it, and where that ended; it does not wait.
 
 `_Fetch` says when there is enough to answer, `_PartitionReads` reads, `_FetchBudget` keeps the
-limits, and `_LongPoll` waits for appends. broker/log/transactions.py decides what was aborted.
+limits, and `_LongPoll` waits for appends. broker/log/partition_transactions.py decides what was
+aborted.
 
 Errors: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, NOT_LEADER_OR_FOLLOWER,
@@ -43,7 +44,7 @@ from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.fetch_sessions import FetchSession, Wanted
 from brokerhouse.broker.log.leader_epochs import NO_END, EpochEnd
 from brokerhouse.broker.log.partition import PartitionLog
-from brokerhouse.broker.log.transactions import AbortedTransaction
+from brokerhouse.broker.log.partition_transactions import AbortedTransaction
 from brokerhouse.broker.memory import ResponseCharge, ResponseMemory, cost
 from brokerhouse.broker.monitoring.request_counts import FetchedCounts
 from brokerhouse.protocol.batches import base_offset, end_offset, record_count
@@ -180,7 +181,7 @@ class _Fetch:
             reading.error = error
 
     async def _find_aborted(self, reading: _Reading, partition: PartitionLog) -> None:
-        """Which transactions of the batches were aborted: broker/log/transactions.py decides."""
+        """What of the batches was aborted: broker/log/partition_transactions.py decides."""
         stored = partial(self._ctx.broker.cold_reader.stored_aborted, partition)
         first, end = reading.wanted.fetch_offset, end_offset(reading.batches[-1])
         try:

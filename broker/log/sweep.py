@@ -60,7 +60,7 @@ _EPOCHS = "SELECT count() FROM leader_epochs"
 
 
 @dataclass(slots=True)
-class Dead:
+class RowsBelowStart:
     """How many rows of a partition are stored below its log start, by day (yyyymmdd)."""
 
     counted_to: int = 0
@@ -101,7 +101,7 @@ class Sweep:
     def __init__(self, engine: Engine, clock_ms: Callable[[], int]) -> None:
         self._engine = engine
         self._clock_ms = clock_ms
-        self._dead: dict[Key, Dead] = {}
+        self._dead: dict[Key, RowsBelowStart] = {}
         self._waiting_since_ms: dict[str, int] = {}  # by day, and for the minutes
         self._deleting: list[tuple[Key, str, int]] = []  # rows of a day, by statements under way
         self._minutes_read_ms = 0
@@ -164,7 +164,7 @@ class Sweep:
 
     async def _count(self, starts: Mapping[Key, int], names: Mapping[UUID, str]) -> None:
         """Count the rows that fell below a log start since the last round."""
-        self._dead = {key: self._dead.get(key, Dead()) for key in starts}
+        self._dead = {key: self._dead.get(key, RowsBelowStart()) for key in starts}
         news: defaultdict[UUID, list[tuple[int, int, int]]] = defaultdict(list)
         for (topic_id, partition), start in starts.items():
             counted_to = self._dead[topic_id, partition].counted_to

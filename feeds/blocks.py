@@ -261,8 +261,13 @@ def token(feed_id: str, topic_id: str, partition: int, offsets: Offsets, attempt
     return base if attempt == 0 else f"{base}/{attempt}"
 
 
+def replay_name(feed_id: str, topic_id: str, partition: int, asked_ms: int) -> str:
+    """What every token of a replay begins with."""
+    return f"{feed_id}/{topic_id}/{partition}/replay-{asked_ms}"
+
+
 def replay_token(feed_id: str, topic_id: str, partition: int, replay: Replay, attempt: int) -> str:
-    """By which ClickHouse knows the rows of a replay."""
+    """By which ClickHouse knows the rows that a replay made of some offsets."""
     first, end = replay.offsets.first, replay.offsets.end
-    base = f"{feed_id}/{topic_id}/{partition}/replay-{replay.asked_ms}/{first}-{end - 1}"
+    base = f"{replay_name(feed_id, topic_id, partition, replay.asked_ms)}/{first}-{end - 1}"
     return base if attempt == 0 else f"{base}/{attempt}"

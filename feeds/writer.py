@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
-from brokerhouse.feeds.blocks import BlockCounts, Offsets
+from brokerhouse.feeds.blocks import BlockCounts, Offsets, replay_name
 from brokerhouse.feeds.decoding.client import ValueDecoder
 from brokerhouse.feeds.decoding.requests import DecodeRequest, records
 from brokerhouse.feeds.definition import FeedDefinition
@@ -246,7 +246,8 @@ class BlockWriter(PartitionWriter):
             return BlockCounts()
         params |= {"first": first, "end": last + 1}
         statements, rows, _ = await self._load(feed, params, f"offset IN (SELECT offset {DEAD})")
-        base = f"{feed.feed_id}/{source.topic_id}/{source.partition}/replay-{feed.replay_asked_ms}"
+        place = feed.feed_id, str(source.topic_id), source.partition
+        base = replay_name(*place, feed.replay_asked_ms)
         if rows:
             await self._session.execute(statements.insert(base), params)
         if await self._stored(statements, base) != rows:

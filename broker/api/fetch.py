@@ -32,7 +32,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Self, TypeAlias
 from uuid import UUID
 
@@ -47,6 +46,7 @@ from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.partition_transactions import AbortedTransaction
 from brokerhouse.broker.memory import ResponseCharge, ResponseMemory, cost
 from brokerhouse.broker.monitoring.request_counts import FetchedCounts
+from brokerhouse.common.batched import batched
 from brokerhouse.protocol.batches import base_offset, end_offset, record_count
 from brokerhouse.protocol.errors import (
     KafkaError,
@@ -308,8 +308,7 @@ class _PartitionReads:
     async def _read_cold(self, cold: list[_Reading]) -> None:
         """A group at a time. Memory is reserved before the engine is asked."""
         budget = self._budget
-        remaining = iter(cold)
-        while group := list(islice(remaining, _COLD_READS_AT_ONCE)):
+        for group in batched(cold, _COLD_READS_AT_ONCE):
             left = budget.left()
             if budget.size and left <= 0:
                 return

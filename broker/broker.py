@@ -19,7 +19,7 @@ from brokerhouse.broker.log.log_starts import LogStarts
 from brokerhouse.broker.log.reader import ColdReader
 from brokerhouse.broker.log.refused_batches import RefusedBatches
 from brokerhouse.broker.log.row_sources import RowSources
-from brokerhouse.broker.memory import InFlight, ResponseMemory
+from brokerhouse.broker.memory import RequestMemory, ResponseMemory
 from brokerhouse.broker.monitoring.request_counts import FetchedCounts, RequestCounts
 from brokerhouse.broker.offsets_topic.offsets_topic import OffsetsTopic
 from brokerhouse.broker.settings.admin_store import AdminStore
@@ -29,7 +29,7 @@ from brokerhouse.broker.settings.dynamic_settings import DynamicSettings
 from brokerhouse.broker.settings.stored_configs import Configs, StoredConfigs
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.broker.slots.leadership import SlotLeadership
-from brokerhouse.broker.slots.transactions import CoordinatorCalls, SlotTransactions
+from brokerhouse.broker.slots.slot_transactions import CoordinatorCalls, SlotTransactions
 from brokerhouse.broker.topics.auto_creation import AutoCreation
 from brokerhouse.broker.topics.catalog import TopicCatalog
 from brokerhouse.broker.topics.encoded_topics import EncodedTopics
@@ -101,7 +101,7 @@ class Broker:
         self.requests = RequestCounts()
         self.fetch_sessions = FetchSessions(settings.fetch_sessions_max)
         self.refused_batches = RefusedBatches()
-        self.in_flight = InFlight(settings.in_flight_max_bytes)
+        self.in_flight = RequestMemory(settings.in_flight_max_bytes)
         self.response_memory = ResponseMemory(settings.response_budget_bytes)
         self._changes: set[asyncio.Task[None]] = set()
         self.stopping = False

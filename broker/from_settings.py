@@ -14,13 +14,17 @@ from brokerhouse.broker.log.decompression import Decompressions
 from brokerhouse.broker.settings.config import Settings
 from brokerhouse.common.clock import MINUTE_MS, Clock
 from brokerhouse.coordinator.admission import GroupLimits
-from brokerhouse.coordinator.coordinator import CoordinatorLimits, GroupCoordinator
+from brokerhouse.coordinator.group_cache import GroupCache
+from brokerhouse.coordinator.group_coordinator import CoordinatorLimits, GroupCoordinator
 from brokerhouse.coordinator.hosted_transactions import HostedTransactions, Markers
-from brokerhouse.coordinator.membership import SharedCache
 from brokerhouse.coordinator.offsets import CommittedOffsets
 from brokerhouse.coordinator.pending_offsets import PendingOffsets
 from brokerhouse.coordinator.slots import Duties, OwnSlots
-from brokerhouse.coordinator.transactions import FreshIds, TransactionCoordinator, TransactionLimits
+from brokerhouse.coordinator.transaction_coordinator import (
+    FreshIds,
+    TransactionCoordinator,
+    TransactionLimits,
+)
 from brokerhouse.storage.engine import Engine
 from brokerhouse.storage.journal import JournalLimits
 from brokerhouse.storage.journal_drain import DrainLimits
@@ -86,7 +90,7 @@ def group_coordinator(
     )
     offsets = CommittedOffsets(engine, rows, settings.node_id, clock)
     return GroupCoordinator(
-        SharedCache(engine, rows, settings.node_id, duties, clock),
+        GroupCache(engine, rows, settings.node_id, duties, clock),
         offsets,
         PendingOffsets(engine, rows, offsets, settings.node_id, clock),
         CoordinatorLimits(

@@ -1,6 +1,6 @@
 """The memory of requests and of responses, over all connections: two budgets in bytes.
 
-Requests (`InFlight`): past the budget only one connection at a time is still read.
+Requests (`RequestMemory`): past the budget only one connection at a time is still read.
 
 Responses (`ResponseMemory`): they are charged before records are read. The memory of a response is
 charged to its connection (`ResponseCharge`) until the last byte has left for the socket. A large
@@ -25,7 +25,7 @@ _STALLED_AFTER_S = 5.0
 
 
 class Throttled(Protocol):
-    """What `InFlight` needs of a connection."""
+    """What `RequestMemory` needs of a connection."""
 
     last_active: float
     """When bytes last arrived, by the event loop's clock."""
@@ -35,13 +35,13 @@ class Throttled(Protocol):
         """Whether none of its requests is being answered."""
 
     def update_reading(self) -> None:
-        """Call `InFlight.holds_back` again."""
+        """Call `RequestMemory.holds_back` again."""
 
     def abort(self, reason: str) -> None:
         """Close it now."""
 
 
-class InFlight:
+class RequestMemory:
     """Bytes of unanswered requests, over all connections.
 
     Past the budget only one connection at a time has the turn and is still read. Without that,

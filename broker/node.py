@@ -45,7 +45,7 @@ from brokerhouse.broker.slots.leadership import SlotLeadership
 from brokerhouse.broker.slots.peers import Peers
 from brokerhouse.broker.slots.shard_host import ShardHosts
 from brokerhouse.broker.slots.slot_logs import SlotLogs
-from brokerhouse.broker.slots.transactions import (
+from brokerhouse.broker.slots.slot_transactions import (
     CoordinatorCalls,
     MarkersEverywhere,
     MarkersHere,
@@ -83,7 +83,7 @@ class FeedPlaces:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Journaled:
+class EmbeddedParts:
     """What only a broker whose engine is embedded, behind a journal, has."""
 
     appender: Appending
@@ -109,12 +109,12 @@ class Foundation:
     feed_places: FeedPlaces
     tail_cache: TailCache
     decompressions: Decompressions
-    journaled: Journaled | None = None
+    embedded: EmbeddedParts | None = None
 
     @property
     def data_dir(self) -> Path | None:
         """The data directory, if the broker has an embedded engine."""
-        return None if self.journaled is None else self.journaled.data_dir
+        return None if self.embedded is None else self.embedded.data_dir
 
 
 class Node(ABC):
@@ -131,7 +131,7 @@ class Node(ABC):
         logs = SlotLogs(slots, hosts, producer_ids)
         self._logs = logs
         self.topics = TopicCatalog(base.topic_store, settings, logs, hosts.for_topics)
-        appender = logs if base.journaled is None else base.journaled.appender
+        appender = logs if base.embedded is None else base.embedded.appender
         markers = MarkerWriter(appender, logs)
         groups = SlotGroups(slots, {host.name: host.groups for host in hosts})
         self._peers = peers = Peers(node_id)
@@ -193,10 +193,10 @@ class Node(ABC):
         ]
 
     def _upkeep(self, settings: Settings, log_starts: LogStarts) -> Periodic:
-        logs, journaled = self._logs, self._base.journaled
-        tables = None if journaled is None else journaled.tables
+        logs, embedded = self._logs, self._base.embedded
+        tables = None if embedded is None else embedded.tables
         retention = Retention(logs, logs, log_starts, wall_ms, tables)
-        sweeps = () if journaled is None else journaled.sweeps
+        sweeps = () if embedded is None else embedded.sweeps
         return upkeep(settings.retention_check_interval_ms, retention.round, *sweeps)
 
     @abstractmethod

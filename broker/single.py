@@ -33,9 +33,9 @@ from brokerhouse.broker.log.write_lease import EndlessSession
 from brokerhouse.broker.monitoring.engine import EngineMetrics, JournalMetrics
 from brokerhouse.broker.monitoring.logs import LaneSource
 from brokerhouse.broker.node import (
+    EmbeddedParts,
     FeedPlaces,
     Foundation,
-    Journaled,
     Node,
     Registries,
     cluster_id,
@@ -105,7 +105,7 @@ class SingleNode(Node):
                 feed_places=FeedPlaces([embedded_store(engine, host.rows)], ALONE),
                 tail_cache=cache,
                 decompressions=decompressing,
-                journaled=Journaled(
+                embedded=EmbeddedParts(
                     appender=appender,
                     tables=engine.patient,
                     sweeps=(

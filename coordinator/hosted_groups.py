@@ -20,9 +20,9 @@ from typing import Any, TypeVar
 from brokerhouse.common.clock import Clock, Moment
 from brokerhouse.common.counted_lines import counted
 from brokerhouse.common.tasks import event_within
+from brokerhouse.coordinator.group_cache import GroupCache
 from brokerhouse.coordinator.group_states import GroupState
 from brokerhouse.coordinator.groups import Group
-from brokerhouse.coordinator.membership import SharedCache
 from brokerhouse.coordinator.messages import Answer, GroupRecord, JoinAnswer, Waiter
 from brokerhouse.coordinator.slots import Duties
 from brokerhouse.protocol.errors import (
@@ -43,7 +43,7 @@ RequestT = TypeVar("RequestT")
 class HostedGroups:
     """The groups that this broker coordinates. `max_bytes` bounds what they take in memory."""
 
-    def __init__(self, cache: SharedCache, duties: Duties, clock: Clock, max_bytes: int) -> None:
+    def __init__(self, cache: GroupCache, duties: Duties, clock: Clock, max_bytes: int) -> None:
         self.cache = cache
         self.duties = duties
         self.clock = clock

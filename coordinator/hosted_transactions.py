@@ -38,6 +38,7 @@ from brokerhouse.protocol.errors import (
 from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine, EngineError, Row
 from brokerhouse.storage.row_lane import RowLane, TableRows
+from brokerhouse.storage.slot_map import VERSIONS_OF_EPOCH
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +46,6 @@ _END_WAIT_S = 1.0
 """How long a request waits for the end of the transaction before; then the client asks again."""
 _RETRY_FIRST_S = 0.05
 _RETRY_MAX_S = 5.0
-_VERSIONS_OF_EPOCH = 2**42
-"""Versions of one owner of a slot: milliseconds, up to the year 2109."""
 
 
 class Markers(Protocol):
@@ -110,8 +109,8 @@ class HostedTransactions:
         Raises `CoordinatorNotAvailable` if it is not this broker's any more.
         """
         self._check_ours(fresh.transactional_id)
-        first = self._slots.epoch_of(fresh.transactional_id) * _VERSIONS_OF_EPOCH
-        made = HostedTransaction(fresh, first + self._forgotten_version % _VERSIONS_OF_EPOCH)
+        first = self._slots.epoch_of(fresh.transactional_id) * VERSIONS_OF_EPOCH
+        made = HostedTransaction(fresh, first + self._forgotten_version % VERSIONS_OF_EPOCH)
         return self._hosted.setdefault(fresh.transactional_id, made)
 
     # Which ids are coordinated here
@@ -180,7 +179,7 @@ class HostedTransactions:
             )
 
     def _next_version(self, hosted: HostedTransaction) -> int:
-        first = self._slots.epoch_of(hosted.transaction.transactional_id) * _VERSIONS_OF_EPOCH
+        first = self._slots.epoch_of(hosted.transaction.transactional_id) * VERSIONS_OF_EPOCH
         return max(hosted.version + 1, first + self._clock.wall_ms())
 
     async def forget(self, hosted: HostedTransaction) -> None:

@@ -3,7 +3,7 @@
 `TRANSITIONS` is what runs: each method of `Transaction` checks the producer, then looks its event
 up there. A cell is the next state, or the error that the client gets. Without IO or clock: a method
 answers with the next value, and whoever calls it stores that before anybody acts on it
-(coordinator/transactions.py). The rules are Kafka's (KIP-98, KIP-360, KIP-890;
+(coordinator/transaction_coordinator.py). The rules are Kafka's (KIP-98, KIP-360, KIP-890;
 `TransactionMetadata` and `TransactionCoordinator` in Kafka's source).
 
     Empty --> Ongoing --> PrepareCommit --> CompleteCommit --> Ongoing ...

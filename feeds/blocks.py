@@ -44,14 +44,14 @@ class Offsets:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class BlockCounts:
     """What blocks have made of records: rows of the table, and dead letters."""
 
     rows: int = 0
     dead_letters: int = 0
 
-    def __add__(self, other: Counted) -> Counted:
-        return Counted(self.rows + other.rows, self.dead_letters + other.dead_letters)
+    def __add__(self, other: BlockCounts) -> BlockCounts:
+        return BlockCounts(self.rows + other.rows, self.dead_letters + other.dead_letters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class FeedState:
     reference: int
     offsets: Offsets | None = None
     attempt: int = 0
-    counted: Counted = Counted()
-    total: Counted = Counted()
+    counted: BlockCounts = BlockCounts()
+    total: BlockCounts = BlockCounts()
     shard: str = ""
     replay: Replay | None = None
     versions_before: int = 0
@@ -127,8 +127,8 @@ def state_from_text(text: str) -> FeedState:
         reference=stored["reference"],
         offsets=None if stored["offsets"] is None else Offsets(*stored["offsets"]),
         attempt=stored["attempt"],
-        counted=Counted(*stored["counted"]),
-        total=Counted(*stored["total"]),
+        counted=BlockCounts(*stored["counted"]),
+        total=BlockCounts(*stored["total"]),
         shard=stored.get("shard", ""),
         replay=None if again is None else Replay(again[0], Offsets(again[1], again[2]), again[3]),
         versions_before=stored.get("versions_before", 0),
@@ -206,7 +206,7 @@ def begun(state: FeedState, offsets: Offsets, shard: str = "") -> FeedState:
     if offsets.first < state.next_offset:
         raise ValueError(f"offsets below {state.next_offset} are stored")
     return replace(
-        state, phase=Phase.BEFORE, offsets=offsets, attempt=0, counted=Counted(), shard=shard
+        state, phase=Phase.BEFORE, offsets=offsets, attempt=0, counted=BlockCounts(), shard=shard
     )
 
 
@@ -242,7 +242,7 @@ def tried_again(state: FeedState) -> FeedState:
     return replace(state, attempt=state.attempt + 1)
 
 
-def completed(state: FeedState, counted: Counted) -> FeedState:
+def completed(state: FeedState, counted: BlockCounts) -> FeedState:
     """All rows of the block are stored."""
     if state.phase is not Phase.BEFORE or state.offsets is None:
         raise ValueError("no block has begun")
@@ -261,8 +261,13 @@ def token(feed_id: str, topic_id: str, partition: int, offsets: Offsets, attempt
     return base if attempt == 0 else f"{base}/{attempt}"
 
 
+def replay_name(feed_id: str, topic_id: str, partition: int, asked_ms: int) -> str:
+    """What every token of a replay begins with."""
+    return f"{feed_id}/{topic_id}/{partition}/replay-{asked_ms}"
+
+
 def replay_token(feed_id: str, topic_id: str, partition: int, replay: Replay, attempt: int) -> str:
-    """By which ClickHouse knows the rows of a replay."""
+    """By which ClickHouse knows the rows that a replay made of some offsets."""
     first, end = replay.offsets.first, replay.offsets.end
-    base = f"{feed_id}/{topic_id}/{partition}/replay-{replay.asked_ms}/{first}-{end - 1}"
+    base = f"{replay_name(feed_id, topic_id, partition, replay.asked_ms)}/{first}-{end - 1}"
     return base if attempt == 0 else f"{base}/{attempt}"

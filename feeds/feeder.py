@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from brokerhouse.feeds.blocks import Counted, Offsets, Phase, Replay, plan, token
+from brokerhouse.feeds.blocks import BlockCounts, Offsets, Phase, Replay, plan, token
 from brokerhouse.feeds.definition import FeedDefinition
 from brokerhouse.feeds.progress import FeedProgress
 from brokerhouse.feeds.writer import MAX_OFFSET, FeedSource, PartitionWriter
@@ -85,7 +85,7 @@ class PartitionFeeder:
         await self._progress.begin(todo, shard.name)
         return await self._store(again=False)
 
-    async def replay(self) -> Counted:
+    async def replay(self) -> BlockCounts:
         """Parse the dead letters again that were asked for.
 
         First what a feeder before has begun: a block, whose dead letters may fit by now, and a
@@ -95,7 +95,7 @@ class PartitionFeeder:
         if self._progress.state.phase is Phase.BEFORE:
             await self._store(again=True)
         await self._progress.check()
-        counted = Counted()
+        counted = BlockCounts()
         if (begun := self._progress.state.replay) is not None:
             counted = await self._replay(begun.asked_ms)
         if await self._has_dead_letters():
@@ -103,9 +103,9 @@ class PartitionFeeder:
             counted += await self._replay(self._feed.replay_asked_ms)
         return counted
 
-    async def _replay(self, asked_ms: int) -> Counted:
+    async def _replay(self, asked_ms: int) -> BlockCounts:
         feed = replace(self._feed, replay_asked_ms=asked_ms)
-        counted = Counted()
+        counted = BlockCounts()
         for shard in self._shards.all():
             counted += await shard.writer.replay(feed, self._source)
         await self._progress.complete_replay()

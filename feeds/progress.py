@@ -9,7 +9,7 @@ from uuid import UUID
 
 from brokerhouse.common.clock import wall_ms
 from brokerhouse.feeds.blocks import (
-    Counted,
+    BlockCounts,
     FeedState,
     Offsets,
     Replay,
@@ -109,7 +109,7 @@ class FeedChanges(ABC, Generic[Done]):
         """The block gets another token."""
         return self._change(tried_again(self.state))
 
-    def complete(self, counted: Counted) -> Done:
+    def complete(self, counted: BlockCounts) -> Done:
         """AFTER: all rows of the block are stored."""
         return self._change(completed(self.state, counted))
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from uuid import UUID, uuid5
 
 from brokerhouse.common.clock import wall_ms
-from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.blocks import BlockCounts, Offsets
 from brokerhouse.feeds.definition import FeedDefinition, FeedOptions, FeedStatus, Format
 from brokerhouse.feeds.inference import InferredColumn, field_columns, parse_sample
 from brokerhouse.feeds.routing import TABLE_NAME
@@ -23,9 +23,9 @@ from brokerhouse.feeds.stored_definitions import StoredDefinitions
 from brokerhouse.feeds.writer import (
     MARKED_AT,
     MAX_OFFSET,
+    FeedSession,
     FeedSource,
     PartitionWriter,
-    Session,
 )
 from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Parameter
@@ -38,7 +38,7 @@ _CAN_BE_NAMED = f"match(named, '^{TABLE_NAME.pattern}$')"
 
 class RouteWriter(PartitionWriter):
     def __init__(
-        self, session: Session, tables: FeedTables, definitions: StoredDefinitions
+        self, session: FeedSession, tables: FeedTables, definitions: StoredDefinitions
     ) -> None:
         super().__init__(session)
         self._tables = tables
@@ -46,7 +46,7 @@ class RouteWriter(PartitionWriter):
 
     async def write(
         self, feed: FeedDefinition, source: FeedSource, offsets: Offsets, token: str, *, again: bool
-    ) -> Counted:
+    ) -> BlockCounts:
         await self._session.readable()
         params = source.range(offsets)
         params |= await self._open_all(feed, SOURCE, params)
@@ -57,14 +57,14 @@ class RouteWriter(PartitionWriter):
                 query("store_lost_records", why=_WHY, lost=lost),
                 {**params, "feed": feed.name, "feed_id": feed.feed_id},
             )
-        return Counted(0, dead_letters)
+        return BlockCounts(0, dead_letters)
 
     async def take_away(
         self, feed: FeedDefinition, token: str, *, with_later: bool = False
     ) -> None:
         """There are no rows."""
 
-    async def replay(self, feed: FeedDefinition, source: FeedSource) -> Counted:
+    async def replay(self, feed: FeedDefinition, source: FeedSource) -> BlockCounts:
         await self._session.readable()
         params: dict[str, Parameter] = {
             **source.range(Offsets(0, MAX_OFFSET)),
@@ -81,7 +81,7 @@ class RouteWriter(PartitionWriter):
                 query("mark_routed_records", time=MARKED_AT, dead=DEAD, found=found), params
             )
         await self._renew_dead_letters(params)
-        return Counted(0, before - taken)
+        return BlockCounts(0, before - taken)
 
     async def _open_all(
         self, feed: FeedDefinition, records: str, params: Mapping[str, Parameter]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 from uuid import UUID, uuid4
 
-from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.blocks import BlockCounts, Offsets, replay_name
 from brokerhouse.feeds.decoding.client import ValueDecoder
 from brokerhouse.feeds.decoding.requests import DecodeRequest, records
 from brokerhouse.feeds.definition import FeedDefinition
@@ -49,7 +49,7 @@ COLUMNS_MAX = 1000
 """No column is added to a table that has so many: fields may be named by anything."""
 
 
-class Session(Protocol):
+class FeedSession(Protocol):
     """Statements one after the other, which see the same temporary tables."""
 
     async def readable(self) -> None:
@@ -108,14 +108,14 @@ async def first_since(engine: Engine, source: FeedSource, timestamp_ms: int) -> 
 class PartitionWriter(ABC):
     """What a feed does with the records of a partition, a block at a time."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: FeedSession) -> None:
         self._session = session
         self.block_max_bytes = _BLOCK_MAX_BYTES if session.reads_files else _SENT_BLOCK_MAX_BYTES
 
     @abstractmethod
     async def write(
         self, feed: FeedDefinition, source: FeedSource, offsets: Offsets, token: str, *, again: bool
-    ) -> Counted:
+    ) -> BlockCounts:
         """Store a block: its rows and its dead letters. Safe to repeat with the same token.
 
         `again`: the block may have been stored before. Raises `TokenUsed` if the engine knows the
@@ -133,7 +133,7 @@ class PartitionWriter(ABC):
         """
 
     @abstractmethod
-    async def replay(self, feed: FeedDefinition, source: FeedSource) -> Counted:
+    async def replay(self, feed: FeedDefinition, source: FeedSource) -> BlockCounts:
         """Look again at dead letters that are older than the feed's `replay_asked_ms`.
 
         Those that fit now become rows; the others keep their place, with a new error and time.
@@ -191,7 +191,7 @@ class BlockWriter(PartitionWriter):
     """Fills the feed's table. Needs a session, and a file of its own."""
 
     def __init__(
-        self, session: Session, path: str, decoder: ValueDecoder, tables: FeedTables
+        self, session: FeedSession, path: str, decoder: ValueDecoder, tables: FeedTables
     ) -> None:
         super().__init__(session)
         self._tables = tables
@@ -200,7 +200,7 @@ class BlockWriter(PartitionWriter):
 
     async def write(
         self, feed: FeedDefinition, source: FeedSource, offsets: Offsets, token: str, *, again: bool
-    ) -> Counted:
+    ) -> BlockCounts:
         params = source.range(offsets)
         statements, rows, dead_letters = await self._load(feed, params)
         if dead_letters:
@@ -213,7 +213,7 @@ class BlockWriter(PartitionWriter):
         if again and await self._stored(statements, token) != rows:
             raise TokenUsed(f"block {token} should have {rows} rows, but fewer are stored")
         await self._free_memory()
-        return Counted(rows, dead_letters)
+        return BlockCounts(rows, dead_letters)
 
     async def take_away(
         self, feed: FeedDefinition, token: str, *, with_later: bool = False
@@ -232,7 +232,7 @@ class BlockWriter(PartitionWriter):
         [[count]] = await self._session.rows(statements.stored(), {"token": token})
         return int(count)
 
-    async def replay(self, feed: FeedDefinition, source: FeedSource) -> Counted:
+    async def replay(self, feed: FeedDefinition, source: FeedSource) -> BlockCounts:
         params: dict[str, Parameter] = {
             **source.range(Offsets(0, MAX_OFFSET)),
             "feed_id": feed.feed_id,
@@ -243,10 +243,11 @@ class BlockWriter(PartitionWriter):
             f"SELECT min(offset), max(offset), count() {DEAD}", params
         )
         if not count:
-            return Counted()
+            return BlockCounts()
         params |= {"first": first, "end": last + 1}
         statements, rows, _ = await self._load(feed, params, f"offset IN (SELECT offset {DEAD})")
-        base = f"{feed.feed_id}/{source.topic_id}/{source.partition}/replay-{feed.replay_asked_ms}"
+        place = feed.feed_id, str(source.topic_id), source.partition
+        base = replay_name(*place, feed.replay_asked_ms)
         if rows:
             await self._session.execute(statements.insert(base), params)
         if await self._stored(statements, base) != rows:
@@ -260,7 +261,7 @@ class BlockWriter(PartitionWriter):
             f"SELECT uniqExact(_offset) FROM {ROWS_TABLE} WHERE _offset NOT IN {MISFITS}"
         )
         await self._free_memory()
-        return Counted(rows, count - mended)  # also those whose records were deleted
+        return BlockCounts(rows, count - mended)  # also those whose records were deleted
 
     async def _statements(self, feed: FeedDefinition, condition: str = "true") -> BlockStatements:
         found = await self._session.rows(

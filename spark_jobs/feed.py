@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import click
 
-from brokerhouse.feeds.blocks import Counted, Offsets, Phase, Replay
+from brokerhouse.feeds.blocks import BlockCounts, Offsets, Phase, Replay
 from brokerhouse.feeds.definition import (
     AT_OFFSET,
     FeedDefinitionError,
@@ -71,8 +71,8 @@ class FeedRun:
         self._topics = topics
         self._task = task
         self._target = target
-        self.counted = Counted()
-        self.replayed = Counted()
+        self.counted = BlockCounts()
+        self.replayed = BlockCounts()
         self._failed: Exception | None = None
 
     def take_over(self, begin: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -127,12 +127,12 @@ class FeedRun:
         for place in dead:
             task.blocks(task.source(*place)).repeat_without_records()
 
-    def _run(self, task: FeedTask, records: DataFrame) -> Counted:
-        counted = Counted()
+    def _run(self, task: FeedTask, records: DataFrame) -> BlockCounts:
+        counted = BlockCounts()
         rows = parsed(records, task.feed, self._target.schema_registry)
         results = rows.mapInArrow(task, RESULT_COLUMNS).collect()
         for row in results:
-            counted += Counted(row["rows"], row["dead_letters"])
+            counted += BlockCounts(row["rows"], row["dead_letters"])
         if fenced := [row["fenced"] for row in results if row["fenced"]]:
             raise JobFailure(fenced[0])
         return counted

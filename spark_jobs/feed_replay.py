@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brokerhouse.feeds.blocks import Counted, Offsets, Replay
+from brokerhouse.feeds.blocks import BlockCounts, Offsets, Replay
 from brokerhouse.feeds.feeder import EVERYWHERE
 from brokerhouse.feeds.statements import DEAD
 from brokerhouse.feeds.writer import FeedSource
@@ -123,12 +123,14 @@ class ReplayBlocks(PartitionBlocks):
         else:
             self._store(None, again=True)
 
-    def _write(self, writer: SparkBlockWriter, rows: pa.Table | None, *, again: bool) -> Counted:
+    def _write(
+        self, writer: SparkBlockWriter, rows: pa.Table | None, *, again: bool
+    ) -> BlockCounts:
         return writer.replay(self._progress.state, rows, again=again)
 
     def _try_again(self, writer: SparkBlockWriter) -> None:
         self._progress.try_replay_again()
         writer.take_away_replay(self._progress.state)
 
-    def _complete(self, counted: Counted) -> None:
+    def _complete(self, counted: BlockCounts) -> None:
         self._progress.complete_replay()

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from brokerhouse.feeds.blocks import Counted, Offsets, Phase, plan
+from brokerhouse.feeds.blocks import BlockCounts, Offsets, Phase, plan
 from brokerhouse.feeds.progress import Fenced
 from brokerhouse.feeds.writer import FeedSource
 from brokerhouse.spark_jobs.feed_state import FeedRegistry, SparkFeedProgress
@@ -98,7 +98,7 @@ class PartitionBlocks:
         self._task = task
         self._source = source
         self._waiting: list[pa.Table] = []
-        self._counted = Counted()
+        self._counted = BlockCounts()
         self._fenced = ""
         self._progress = task.progress(source)
         self._unless_fenced(self._progress.open)
@@ -206,7 +206,9 @@ class PartitionBlocks:
                 self._counted += counted
                 return
 
-    def _write(self, writer: SparkBlockWriter, rows: pa.Table | None, *, again: bool) -> Counted:
+    def _write(
+        self, writer: SparkBlockWriter, rows: pa.Table | None, *, again: bool
+    ) -> BlockCounts:
         return writer.write(self._progress.state, rows, again=again)
 
     def _try_again(self, writer: SparkBlockWriter) -> None:
@@ -214,5 +216,5 @@ class PartitionBlocks:
         self._progress.try_again()
         writer.take_away(self._progress.state)
 
-    def _complete(self, counted: Counted) -> None:
+    def _complete(self, counted: BlockCounts) -> None:
         self._progress.complete(counted)

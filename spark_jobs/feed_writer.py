@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from brokerhouse.feeds.blocks import Counted, FeedState, Offsets, replay_token, token
+from brokerhouse.feeds.blocks import BlockCounts, FeedState, Offsets, replay_token, token
 from brokerhouse.feeds.definition import BLOCK_COLUMN, Format
 from brokerhouse.feeds.statements import (
     AS_ONE_BLOCK,
@@ -93,7 +93,7 @@ class SparkBlockWriter:
             f"FROM {_RECORDS_TABLE} WHERE true",
         )
 
-    def write(self, state: FeedState, records: pa.Table | None, *, again: bool) -> Counted:
+    def write(self, state: FeedState, records: pa.Table | None, *, again: bool) -> BlockCounts:
         """Store the block that has begun: its rows and its dead letters. Safe to repeat.
 
         `records`: columns offset, rows, and what Kafka says of each; None: there are none. `again`:
@@ -113,7 +113,7 @@ class SparkBlockWriter:
         self._drop()
         return counted
 
-    def replay(self, state: FeedState, records: pa.Table | None, *, again: bool) -> Counted:
+    def replay(self, state: FeedState, records: pa.Table | None, *, again: bool) -> BlockCounts:
         """Store what fits of the replay that has begun, and what its dead letters are now.
 
         `records`: as of `write`. `again`: it may have been stored before, perhaps with other rows,
@@ -150,7 +150,7 @@ class SparkBlockWriter:
             {"tokens": list(tokens)},
         )
 
-    def _insert_rows(self, counted: Counted, name: str) -> None:
+    def _insert_rows(self, counted: BlockCounts, name: str) -> None:
         if counted.rows:
             params: dict[str, Parameter] = {
                 "topic": self._source.topic,
@@ -171,7 +171,7 @@ class SparkBlockWriter:
         attempts = range(state.replay.attempt + 1)
         return [replay_token(*place, state.replay, one) for one in attempts]
 
-    def _load(self, records: pa.Table | None) -> Counted:
+    def _load(self, records: pa.Table | None) -> BlockCounts:
         """Fill the temporary tables."""
         self._drop()
         made = self._statements
@@ -193,7 +193,7 @@ class SparkBlockWriter:
             f"SELECT toInt64(countIf(_offset NOT IN {MISFITS})),"
             f" toInt64(uniqExactIf(_offset, _feed_error != '')) FROM {ROWS_TABLE}"
         )
-        return Counted(stored, dead_letters)
+        return BlockCounts(stored, dead_letters)
 
     def _drop(self) -> None:
         """Memory is free again; a broker lets nobody replace tables."""

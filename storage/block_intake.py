@@ -23,8 +23,8 @@ from brokerhouse.sql.queries import query
 from brokerhouse.storage._merge_blocks import block_columns, merge_blocks
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.journal import JournaledEngine
-from brokerhouse.storage.journal_found import LOG_KEY
 from brokerhouse.storage.journal_statements import ALL, LOG_TABLE
+from brokerhouse.storage.journal_unplaced import LOG_KEY
 from brokerhouse.storage.native_types import UnmergeableBlock
 from brokerhouse.storage.shards import SYNCED_TABLES
 

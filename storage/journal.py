@@ -505,8 +505,8 @@ class JournaledEngine:
         try:
             await self.drained_for(sql, at_once=True)
         except EngineError:
-            found = self.recovery.found
-            with_all = None if found is None else found.with_all(sql)
+            unplaced = self.recovery.unplaced
+            with_all = None if unplaced is None else unplaced.with_all(sql)
             if with_all is None:
                 raise
             sql = with_all

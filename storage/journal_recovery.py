@@ -20,8 +20,8 @@ from brokerhouse.storage.embedded import EmbeddedEngine
 from brokerhouse.storage.engine import EngineError
 from brokerhouse.storage.journal_drain import DrainLimits, DrainStream, TableInsert, insert_bytes
 from brokerhouse.storage.journal_files import JournalBlock
-from brokerhouse.storage.journal_found import LOG_KEY, FoundRecords
 from brokerhouse.storage.journal_statements import LOG, LOG_TABLE, ROWS
+from brokerhouse.storage.journal_unplaced import LOG_KEY, UnplacedRecords
 from brokerhouse.storage.log_views import PARTITION_KEY, LogRange
 
 log = logging.getLogger(__name__)
@@ -37,14 +37,14 @@ class Recovery:
 
     def __init__(self, engine: EmbeddedEngine) -> None:
         self._engine = engine
-        self._found: FoundRecords | None = None
+        self._unplaced: UnplacedRecords | None = None
         self._log_stream: DrainStream | None = None
 
     @property
-    def found(self) -> FoundRecords | None:
+    def unplaced(self) -> UnplacedRecords | None:
         """Records that the last run has left, while they have no space in the table."""
         is_needed = self._log_stream is not None and self._log_stream.has_found
-        return self._found if is_needed else None
+        return self._unplaced if is_needed else None
 
     async def check_space(self, stream: int, blocks: Collection[JournalBlock]) -> None:
         """As `FoundInserts.check_space`."""
@@ -93,9 +93,9 @@ class Recovery:
         if not log_stream.has_found:
             return
         waiting = [one for one in blocks if one.sequence > log_stream.drained]
-        self._found, self._log_stream = FoundRecords(self._engine), log_stream
-        await self._found.load(waiting, limits)
-        self._found.forget_when_drained(log_stream)
+        self._unplaced, self._log_stream = UnplacedRecords(self._engine), log_stream
+        await self._unplaced.load(waiting, limits)
+        self._unplaced.forget_when_drained(log_stream)
         log.error(
             "%d blocks of acknowledged records stay in the journal, because the disk of %s is full:"
             " Kafka clients can read them, SQL cannot; delete topics or records, or add space",
@@ -104,8 +104,8 @@ class Recovery:
         )
 
     async def close(self) -> None:
-        if self._found is not None:
-            await self._found.close()
+        if self._unplaced is not None:
+            await self._unplaced.close()
 
 
 async def _insert_missing(engine: EmbeddedEngine, insert: TableInsert) -> None:

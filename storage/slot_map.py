@@ -31,6 +31,10 @@ FIRST_EPOCH = 0
 """The epoch of a slot that nobody has claimed yet: every owner in a cluster has a higher one. A
 single broker never claims its slots, so its records have this leader epoch."""
 
+VERSIONS_OF_EPOCH = 2**42
+"""Versions of rows that one owner of a slot writes: milliseconds, up to the year 2109. Those of the
+next owner begin higher, whatever the clocks of both show."""
+
 _GOLDEN_STEP = 2654435769
 """2**32 divided by the golden ratio: multiples of it, modulo 2**32, lie evenly at every length."""
 

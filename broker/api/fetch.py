@@ -16,7 +16,8 @@ epoch ended before the offset, or no record can be of it, the answer has no reco
 epoch up to it, and where that ended; it does not wait.
 
 `_Fetch` says when there is enough to answer, `_PartitionReads` reads, `_FetchBudget` keeps the
-limits, and `_LongPoll` waits for appends. broker/log/transactions.py decides what was aborted.
+limits, and `_LongPoll` waits for appends. broker/log/partition_transactions.py decides what was
+aborted.
 
 Errors: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
 Errors of a partition: UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_TOPIC_ID, NOT_LEADER_OR_FOLLOWER,
@@ -31,7 +32,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import Self, TypeAlias
 from uuid import UUID
 
@@ -43,9 +43,10 @@ from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.fetch_sessions import FetchSession, Wanted
 from brokerhouse.broker.log.leader_epochs import NO_END, EpochEnd
 from brokerhouse.broker.log.partition import PartitionLog
-from brokerhouse.broker.log.transactions import AbortedTransaction
+from brokerhouse.broker.log.partition_transactions import AbortedTransaction
 from brokerhouse.broker.memory import ResponseCharge, ResponseMemory, cost
 from brokerhouse.broker.monitoring.request_counts import FetchedCounts
+from brokerhouse.common.batched import batched
 from brokerhouse.protocol.batches import base_offset, end_offset, record_count
 from brokerhouse.protocol.errors import (
     KafkaError,
@@ -180,7 +181,7 @@ class _Fetch:
             reading.error = error
 
     async def _find_aborted(self, reading: _Reading, partition: PartitionLog) -> None:
-        """Which transactions of the batches were aborted: broker/log/transactions.py decides."""
+        """What of the batches was aborted: broker/log/partition_transactions.py decides."""
         stored = partial(self._ctx.broker.cold_reader.stored_aborted, partition)
         first, end = reading.wanted.fetch_offset, end_offset(reading.batches[-1])
         try:
@@ -307,8 +308,7 @@ class _PartitionReads:
     async def _read_cold(self, cold: list[_Reading]) -> None:
         """A group at a time. Memory is reserved before the engine is asked."""
         budget = self._budget
-        remaining = iter(cold)
-        while group := list(islice(remaining, _COLD_READS_AT_ONCE)):
+        for group in batched(cold, _COLD_READS_AT_ONCE):
             left = budget.left()
             if budget.size and left <= 0:
                 return

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from kafka.protocol.consumer import ListOffsetsRequest, ListOffsetsResponse
@@ -30,6 +29,7 @@ from brokerhouse.broker.api.context import Api, RequestContext
 from brokerhouse.broker.api.topic_lookup import find_partition
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.partition_sql import IS_IN_RANGE, readable_range
+from brokerhouse.common.batched import batched
 from brokerhouse.protocol.errors import (
     InvalidRequest,
     KafkaError,
@@ -78,9 +78,8 @@ async def list_offsets(ctx: RequestContext, request: ListOffsetsRequest) -> List
     topics = []
     for topic in request.topics:
         times = Counter(partition.partition_index for partition in topic.partitions)
-        rest = iter(topic.partitions)
         partitions: list[_OffsetsPartition] = []
-        while group := list(islice(rest, _LOOKUPS_AT_ONCE)):
+        for group in batched(topic.partitions, _LOOKUPS_AT_ONCE):
             partitions += await asyncio.gather(
                 *(
                     _list_partition(

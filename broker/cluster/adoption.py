@@ -78,10 +78,10 @@ async def adopt_single_broker(
     lock = MigrationLock(registry)
     await lock.acquire()
     try:
-        known_as = await registry.get(CLUSTER_ID_KEY)
-        _check(config, found, known_as)
+        cluster_id = await registry.get(CLUSTER_ID_KEY)
+        _check(config, found, cluster_id)
         (single,) = found
-        if known_as is None:
+        if cluster_id is None:
             adoption = _Adoption(settings, config, servers, single, lock)
             await adoption.copy()
             await lock.renew()
@@ -134,13 +134,13 @@ async def _singles(
     return [one for one in found if one is not None]
 
 
-def _check(config: ClusterConfig, found: Sequence[_Single], known_as: Versioned | None) -> None:
+def _check(config: ClusterConfig, found: Sequence[_Single], cluster_id: Versioned | None) -> None:
     """Raises `StartError` unless there is one, of this cluster or a new one.
 
-    `known_as`: the id of the cluster.
+    `cluster_id`: the id of the cluster.
     """
     for single in found:
-        if known_as is not None and known_as.value != single.cluster_id:
+        if cluster_id is not None and cluster_id.value != single.cluster_id:
             raise StartError(
                 f"shard {single.shard} has the data of a single broker, which only a new cluster"
                 f" can take over: remove the shard from the configuration of cluster {config.name},"

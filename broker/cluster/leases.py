@@ -53,7 +53,7 @@ class _Sighting:
     ttl_ms: int
 
 
-class Watch:
+class SessionSightings:
     """What one observer has seen of sessions: the version of each row, and since when."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SlotPlan:
     """What one session should do now. A compare-and-set decides whether it happens."""
 
     release: tuple[int, ...] = ()
@@ -93,14 +93,14 @@ class Plan:
     forget: tuple[int, ...] = ()
 
 
-def plan(
+def plan_slots(
     me: int,
     slot_map: SlotMap,
     sessions: Mapping[int, BrokerSession],
     silent: Collection[int],
     reachable: Collection[str],
     releasing: Collection[int] = (),
-) -> Plan:
+) -> SlotPlan:
     """What session `me` should release, claim, declare dead and forget.
 
     `silent`: sessions, and owners without a row, that were not renewed in time. `reachable`:
@@ -122,16 +122,16 @@ def plan(
         )
     )
     if mine is None or mine.is_over:
-        return Plan(dead=dead)
+        return SlotPlan(dead=dead)
     if mine.state is SessionState.LEAVING:
-        return Plan(release=tuple(slot_map.of(me)), dead=dead)
+        return SlotPlan(release=tuple(slot_map.of(me)), dead=dead)
     free = [
         number
         for number, slot in enumerate(slot_map.slots)
         if slot.owner == NOBODY or slot.owner in over
     ]
     share = _Share(me, slot_map, live, free, _rooms(slot_map, live), reachable)
-    return Plan(
+    return SlotPlan(
         release=share.releases(releasing),
         claim=share.claims(),
         dead=dead,

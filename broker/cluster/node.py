@@ -80,7 +80,7 @@ class ClusterNode(Node):
         servers: dict[str, list[ClickHouseServer]],
         registry_servers: dict[str, list[ClickHouseServer]],
         endpoint: BrokerEndpoint,
-        known_as: str,
+        cluster_id: str,
     ) -> None:
         """`servers` by shard, the preferred one first; they are closed here.
 
@@ -116,7 +116,7 @@ class ClusterNode(Node):
             settings,
             Foundation(
                 endpoint=endpoint,
-                cluster_id=known_as,
+                cluster_id=cluster_id,
                 leadership=leadership,
                 slots=own_slots,
                 hosts=hosts,
@@ -263,12 +263,12 @@ async def open_cluster(
     registry_servers = single_servers(cluster, timeout_ms, 1, SHARD_DATABASE)
     hear_together(servers, registry_servers)
     try:
-        known_as = await _prepare(settings, cluster, registry_servers)
+        cluster_id = await _prepare(settings, cluster, registry_servers)
     except BaseException:
         for server in chain.from_iterable(registry_servers.values()):
             await server.close()  # a connection that is open keeps the process from ending
         raise
-    return ClusterNode(settings, cluster, servers, registry_servers, endpoint, known_as)
+    return ClusterNode(settings, cluster, servers, registry_servers, endpoint, cluster_id)
 
 
 async def _prepare(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from brokerhouse.broker.cluster.leases import Plan
+from brokerhouse.broker.cluster.leases import SlotPlan
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.session import RenewedSession, SessionOver
 from brokerhouse.broker.cluster.slot_phases import (
@@ -152,7 +152,7 @@ class SlotPhases:
     def releasing(self) -> list[int]:
         return self._in_phases(SlotPhase.GIVING_UP, SlotPhase.GIVEN_UP)
 
-    def reconcile(self, slot_map: SlotMap, decided: Plan) -> tuple[SlotMap, Sequence[Work]]:
+    def reconcile(self, slot_map: SlotMap, decided: SlotPlan) -> tuple[SlotMap, Sequence[Work]]:
         """The slot map to write, and the work to start. Raises `SessionOver`."""
         mine = slot_map.of(self._session.session_id)
         self._see_what_was_lost(mine)
@@ -189,7 +189,7 @@ class SlotPhases:
             del self._slots[number]
 
     def _see_what_is_ours(
-        self, mine: Mapping[int, Slot], decided: Plan
+        self, mine: Mapping[int, Slot], decided: SlotPlan
     ) -> Mapping[int, SlotAction | None]:
         actions: dict[int, SlotAction | None] = {}
         for number, slot in mine.items():
@@ -206,7 +206,7 @@ class SlotPhases:
         return actions
 
     def _see_what_is_free(
-        self, slot_map: SlotMap, decided: Plan
+        self, slot_map: SlotMap, decided: SlotPlan
     ) -> tuple[list[int], set[tuple[int, str]]]:
         """Slots to claim, which are free or whose owner is fenced; and what to fence first."""
         claimed: list[int] = []

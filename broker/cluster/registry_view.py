@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from brokerhouse.broker.cluster.leases import Watch
+from brokerhouse.broker.cluster.leases import SessionSightings
 from brokerhouse.broker.slots.sessions import LATELY_MS, BrokerSession, LatelyAlive, SessionState
 from brokerhouse.broker.start_error import StartError
 from brokerhouse.common.tasks import Outage, event_within
@@ -82,7 +82,7 @@ class RegistryView:
         self.outage = Outage(log, "the registry does not answer", "the registry answers again")
         self._first_map = first_map
         self._own: BrokerSession | None = None
-        self._watch = Watch()
+        self._watch = SessionSightings()
         self._map_at: Versioned | None = None
         self._rows: dict[int, Versioned] = {}
         self._unsettled: Versioned | None = None

@@ -20,7 +20,7 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from brokerhouse.broker.cluster.leases import Plan, plan
+from brokerhouse.broker.cluster.leases import SlotPlan, plan_slots
 from brokerhouse.broker.cluster.reconcile import Fences, SlotPhases, SlotServing, Work
 from brokerhouse.broker.cluster.registry_view import RegistryView
 from brokerhouse.broker.cluster.session import OwnSession, RenewedSession, SessionOver
@@ -253,10 +253,10 @@ class SlotOwner:
             self._session.check_no_older_twin()
             await self._follow_the_map(session, phases, decided)
 
-    def _decided(self) -> Plan:
+    def _decided(self) -> SlotPlan:
         view = self._view
         assert view.slot_map is not None
-        decided = plan(
+        decided = plan_slots(
             self.session_id,
             view.slot_map,
             view.sessions,
@@ -293,7 +293,7 @@ class SlotOwner:
             self._phases = SlotPhases(session, self._view, self._server, self._fences)
 
     async def _follow_the_map(
-        self, session: RenewedSession, phases: SlotPhases, decided: Plan
+        self, session: RenewedSession, phases: SlotPhases, decided: SlotPlan
     ) -> None:
         slot_map = self._view.slot_map
         assert slot_map is not None

@@ -20,7 +20,7 @@ from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession
 from brokerhouse.broker.slots.shard_host import ShardHosts
 from brokerhouse.broker.slots.slot_logs import SlotLogs
-from brokerhouse.broker.slots.transactions import SlotTransactions
+from brokerhouse.broker.slots.slot_transactions import SlotTransactions
 from brokerhouse.broker.topics.watched_topics import WatchedTopics
 from brokerhouse.common.clock import DAY_MS, wall_ms
 from brokerhouse.coordinator.slots import OwnSlots

@@ -27,7 +27,13 @@ from brokerhouse.feeds.feeder import FeedShard
 from brokerhouse.feeds.router import RouteWriter
 from brokerhouse.feeds.server_tables import FeedTables
 from brokerhouse.feeds.stored_definitions import StoredDefinitions
-from brokerhouse.feeds.writer import BlockWriter, FeedSource, PartitionWriter, Session, first_since
+from brokerhouse.feeds.writer import (
+    BlockWriter,
+    FeedSession,
+    FeedSource,
+    PartitionWriter,
+    first_since,
+)
 from brokerhouse.storage.cluster_sql import ClusterLayout
 from brokerhouse.storage.engine import Engine, EngineError
 from brokerhouse.storage.journal import JournaledEngine
@@ -95,7 +101,7 @@ class FeedStore:
     servers: Sequence[RegistryServer]
     log: Engine
     rows: RowLane
-    session: Callable[[str], Session]
+    session: Callable[[str], FeedSession]
     """Opens one of this name."""
     expect_others: Callable[[], None] = lambda: None
     """Called before the log is read, where others write to it."""

@@ -21,7 +21,7 @@ from brokerhouse.broker.feeds.host import FeedHost, FeedPartition, FeedSessions,
 from brokerhouse.common.counted_lines import counted
 from brokerhouse.common.tasks import Backoff, Outage, Periodic, cancel
 from brokerhouse.coordinator.messages import OffsetCommit
-from brokerhouse.feeds.blocks import Counted
+from brokerhouse.feeds.blocks import BlockCounts
 from brokerhouse.feeds.definition import AT_OFFSET, FeedDefinition, FeedStatus
 from brokerhouse.feeds.feeder import PartitionFeeder
 from brokerhouse.feeds.progress import FeedProgress, Fenced, first_offset
@@ -146,7 +146,7 @@ class _RunningFeed:
     async def _replay(self, partition: FeedPartition, feeder: PartitionFeeder) -> None:
         counted = await feeder.replay()
         self._replayed.add(partition)
-        if counted != Counted():
+        if counted != BlockCounts():
             log.info(
                 "feed %s: dead letters of %s were parsed again: %d rows, %d are still dead",
                 self.feed.name,

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from brokerhouse.broker.log.batch_records import BatchRecords
 from brokerhouse.broker.log.partition import PartitionLog, Staging
+from brokerhouse.broker.log.partition_transactions import OpenTransaction
 from brokerhouse.broker.log.producers import ProducerEntry, comes_after, find_duplicate, first_entry
-from brokerhouse.broker.log.transactions import OpenTransaction
 from brokerhouse.common.counted_lines import counted
 from brokerhouse.protocol._batches import BatchHeader, parse_headers, stamp_batch
 from brokerhouse.protocol._decode_batches import BlockBuilder

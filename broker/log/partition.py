@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from brokerhouse.broker.log.leader_epochs import EpochStart, LeaderEpochs
-from brokerhouse.broker.log.producers import ProducerEntry, comes_after, refused_first_entry
-from brokerhouse.broker.log.tail_cache import PartitionTail
-from brokerhouse.broker.log.topic import Topic
-from brokerhouse.broker.log.transactions import (
+from brokerhouse.broker.log.partition_transactions import (
     AbortedTransaction,
     OpenTransaction,
     PartitionTransactions,
 )
+from brokerhouse.broker.log.producers import ProducerEntry, comes_after, refused_first_entry
+from brokerhouse.broker.log.tail_cache import PartitionTail
+from brokerhouse.broker.log.topic import Topic
 from brokerhouse.protocol._batches import BatchHeader
 from brokerhouse.protocol.errors import KafkaError
 from brokerhouse.storage.engine import Engine

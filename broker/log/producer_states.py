@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import NamedTuple
 
 from brokerhouse.broker.log.mutations import MUTATION_SETTINGS, is_changing
@@ -24,6 +23,7 @@ from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.partition_sql import IS_IN_RANGE, log_parameters
 from brokerhouse.broker.log.producers import BATCHES_KEPT, SEQUENCES
 from brokerhouse.broker.log.row_sources import RowLanes, RowSources
+from brokerhouse.common.batched import batched
 from brokerhouse.common.clock import HOUR_MS
 from brokerhouse.sql.queries import query
 from brokerhouse.storage.blocks import BOOL, DATETIME64_MS, INT16, INT32, INT64, UUIDS, Table
@@ -124,7 +124,7 @@ class ProducerStates:
                 producer_id = rows[-1][0]  # its rows may have been cut off
 
     async def _store(self, log: PartitionLog, ranges: Iterator[ProducerRange]) -> None:
-        while some := list(islice(ranges, _ROWS_AT_ONCE)):
+        for some in batched(ranges, _ROWS_AT_ONCE):
             rows = TableRows(PRODUCER_STATES, [(log.topic_id, log.partition, *one) for one in some])
             await asyncio.gather(*(lane.store(rows) for lane in self._lanes.lanes(log)))
 

@@ -25,9 +25,9 @@ from typing import NamedTuple
 
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.partition_sql import IS_IN_RANGE, log_parameters
+from brokerhouse.broker.log.partition_transactions import AbortedTransaction
 from brokerhouse.broker.log.row_sources import RowSources
 from brokerhouse.broker.log.transaction_tables import stored_aborted
-from brokerhouse.broker.log.transactions import AbortedTransaction
 from brokerhouse.common.counted_lines import counted
 from brokerhouse.common.timings import Timings
 from brokerhouse.protocol._encode_batches import EncodedBatch, encode_batches

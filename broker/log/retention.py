@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 from uuid import UUID
 
@@ -31,6 +30,7 @@ from brokerhouse.broker.log.log_starts import LogStarts
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.partition_sql import readable_range
 from brokerhouse.broker.log.row_sources import RowSources
+from brokerhouse.common.batched import batched
 from brokerhouse.common.counted_lines import counted
 from brokerhouse.common.tasks import Periodic, in_turns
 from brokerhouse.protocol.errors import KafkaError
@@ -208,7 +208,7 @@ class Retention:
                 by_engine.setdefault(engine, []).append(row)
         found: dict[Key, list[int]] = {}
         for engine, rows in by_engine.items():
-            for some in _some_at_once(rows):
+            for some in batched(rows, _ROWS_IN_A_QUERY):
                 answer = await engine.rows(query(name, partitions=", ".join(some)))
                 for topic_id, number, *_, value in answer:
                     found.setdefault((UUID(topic_id), number), []).append(value)
@@ -273,9 +273,3 @@ async def _few_at_once(
                 )
 
     await asyncio.gather(*(work() for _ in range(_PARTITIONS_AT_ONCE)))
-
-
-def _some_at_once(rows: Sequence[str]) -> Iterator[list[str]]:
-    rest = iter(rows)
-    while some := list(islice(rest, _ROWS_IN_A_QUERY)):
-        yield some

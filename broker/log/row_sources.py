@@ -86,16 +86,16 @@ class JournaledRows(ShardRows):
     def at_rest(self) -> Engine:
         # If the disk was full at the start, rows from before it are not in the tables either.
         engine = self._journaled
-        return engine.embedded if engine.recovery.found is None else engine
+        return engine.embedded if engine.recovery.unplaced is None else engine
 
     def source(self, partition: PartitionLog, offset: int) -> RowSource:
-        engine, found = self._journaled, self._journaled.recovery.found
-        if found is not None:
-            first, end = found.range_of(partition.topic_id, partition.partition)
+        engine, unplaced = self._journaled, self._journaled.recovery.unplaced
+        if unplaced is not None:
+            first, end = unplaced.range_of(partition.topic_id, partition.partition)
             if offset < first < end:
                 return RowSource(engine, first)
             if first <= offset < end:
-                return RowSource(found, end)
+                return RowSource(unplaced, end)
         return RowSource(engine, partition.tail.first_after(engine.in_engine))
 
 

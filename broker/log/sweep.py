@@ -28,14 +28,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from itertools import islice
 from typing import TypeVar
 from uuid import UUID
 
 from brokerhouse.broker.log.checkpoints import Key, read_checkpoints
+from brokerhouse.common.batched import batched
 from brokerhouse.common.clock import DAY_MS, HOUR_MS
 from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine, Parameter
@@ -60,7 +60,7 @@ _EPOCHS = "SELECT count() FROM leader_epochs"
 
 
 @dataclass(slots=True)
-class Dead:
+class RowsBelowStart:
     """How many rows of a partition are stored below its log start, by day (yyyymmdd)."""
 
     counted_to: int = 0
@@ -101,7 +101,7 @@ class Sweep:
     def __init__(self, engine: Engine, clock_ms: Callable[[], int]) -> None:
         self._engine = engine
         self._clock_ms = clock_ms
-        self._dead: dict[Key, Dead] = {}
+        self._dead: dict[Key, RowsBelowStart] = {}
         self._waiting_since_ms: dict[str, int] = {}  # by day, and for the minutes
         self._deleting: list[tuple[Key, str, int]] = []  # rows of a day, by statements under way
         self._minutes_read_ms = 0
@@ -164,14 +164,14 @@ class Sweep:
 
     async def _count(self, starts: Mapping[Key, int], names: Mapping[UUID, str]) -> None:
         """Count the rows that fell below a log start since the last round."""
-        self._dead = {key: self._dead.get(key, Dead()) for key in starts}
+        self._dead = {key: self._dead.get(key, RowsBelowStart()) for key in starts}
         news: defaultdict[UUID, list[tuple[int, int, int]]] = defaultdict(list)
         for (topic_id, partition), start in starts.items():
             counted_to = self._dead[topic_id, partition].counted_to
             if counted_to < start:
                 news[topic_id].append((partition, counted_to, start))
         for topic_id, ranges in news.items():
-            for some in _batched(ranges, _PARTITIONS_IN_A_QUESTION):
+            for some in batched(ranges, _PARTITIONS_IN_A_QUESTION):
                 which = " OR ".join(
                     f"partition = {partition} AND offset >= {first} AND offset < {end}"
                     for partition, first, end in some
@@ -303,7 +303,7 @@ def _below(
 
     `names`: the names of the topics, if the table is ordered by them.
     """
-    for some in _batched(sorted(log_starts.items()), _PARTITIONS_IN_A_STATEMENT):
+    for some in batched(sorted(log_starts.items()), _PARTITIONS_IN_A_STATEMENT):
         by_topic: defaultdict[UUID, list[tuple[int, int]]] = defaultdict(list)
         for (topic_id, partition), start in some:
             by_topic[topic_id].append((partition, start))
@@ -327,9 +327,3 @@ def _below(
 def log_starts_below(log_starts: Mapping[Key, int]) -> list[str]:
     """Conditions for the rows of the log below these log starts."""
     return [which for which, _ in _below(log_starts, None, "offset")]
-
-
-def _batched(items: Iterable[T], count: int) -> Iterator[list[T]]:
-    rest = iter(items)
-    while some := list(islice(rest, count)):
-        yield some

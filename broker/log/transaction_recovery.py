@@ -14,8 +14,12 @@ from uuid import UUID
 
 from brokerhouse.broker.log.checkpoints import Key
 from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_transactions import (
+    ABORTED_KEPT,
+    AbortedTransaction,
+    OpenTransaction,
+)
 from brokerhouse.broker.log.transaction_tables import ended_rows
-from brokerhouse.broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
 from brokerhouse.sql.queries import query
 from brokerhouse.storage.engine import Engine, Parameter
 from brokerhouse.storage.row_lane import TableRows

@@ -16,7 +16,7 @@ from uuid import UUID
 from brokerhouse.broker.log.mutations import MUTATION_SETTINGS, is_changing
 from brokerhouse.broker.log.partition import PartitionLog
 from brokerhouse.broker.log.partition_sql import IS_PARTITION, log_parameters
-from brokerhouse.broker.log.transactions import AbortedTransaction, OpenTransaction
+from brokerhouse.broker.log.partition_transactions import AbortedTransaction, OpenTransaction
 from brokerhouse.common.clock import DAY_MS, wall_ms
 from brokerhouse.sql.queries import query
 from brokerhouse.storage.blocks import BOOL, INT16, INT32, INT64, STRING, UINT64, UUIDS, Table

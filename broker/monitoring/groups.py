@@ -18,7 +18,7 @@ from prometheus_client.core import Metric
 from brokerhouse.broker.log.open_logs import OpenLogs
 from brokerhouse.broker.monitoring.families import counter, gauge
 from brokerhouse.common.tasks import PER_TURN
-from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.coordinator.group_coordinator import GroupCoordinator
 from brokerhouse.coordinator.group_states import GroupState
 
 _GROUP_NAME_MAX = 255

@@ -9,8 +9,8 @@ from prometheus_client.core import Metric
 
 from brokerhouse.broker.monitoring.families import gauge
 from brokerhouse.common.clock import wall_ms
+from brokerhouse.coordinator.transaction_coordinator import TransactionCoordinator
 from brokerhouse.coordinator.transaction_states import TransactionState
-from brokerhouse.coordinator.transactions import TransactionCoordinator
 
 
 class TransactionMetrics:

@@ -6,7 +6,7 @@ waits. So a producer's pipeline fills one block instead of waiting for one inser
 
 The broker does not read from a connection while its requests wait their turn, while the client does
 not read its responses, or while its requests use more than their share of an exhausted budget
-(`InFlight`). So each connection uses bounded memory, and a slow client delays no other.
+(`RequestMemory`). So each connection uses bounded memory, and a slow client delays no other.
 
 Responses go to the transport in slices, each when the previous one has left for the socket. The
 memory of a response is charged to one budget until all of it is sent (`ResponseMemory`). The

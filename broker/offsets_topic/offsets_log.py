@@ -19,7 +19,7 @@ from brokerhouse.broker.log.topic import Topic
 from brokerhouse.broker.offsets_topic.records import group_record, offset_record
 from brokerhouse.common.clock import wall_ms
 from brokerhouse.common.tasks import in_turns
-from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.coordinator.group_coordinator import GroupCoordinator
 from brokerhouse.protocol.plain_batches import PlainRecord, plain_batch
 
 _PER_BATCH = 200

@@ -12,11 +12,15 @@ from brokerhouse.storage.topic_configs import TOPIC_CONFIGS
 
 def default_text(config: ConfigDefinition, settings: Settings) -> str:
     """The value of a config that no topic override sets: a broker setting, or Kafka's default."""
-    of_settings = {
-        "max.message.bytes": settings.message_max_bytes,
-        "retention.ms": settings.retention_ms,
-    }
-    return str(of_settings.get(config.name, config.default))
+    return str(dict(_of_settings(settings)).get(config.name, config.default))
+
+
+def _of_settings(settings: Settings) -> tuple[tuple[str, int], ...]:
+    """Configs of topics whose default is a setting of the broker."""
+    return (
+        ("max.message.bytes", settings.message_max_bytes),
+        ("retention.ms", settings.retention_ms),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,14 @@ class EffectiveTopicConfig:
 
 def effective(configs: Mapping[str, str], settings: Settings) -> EffectiveTopicConfig:
     """The configs that apply to a topic with these overrides. Cached: cheap to call per request."""
-    return _effective(frozenset(configs.items()), settings.message_max_bytes, settings.retention_ms)
+    return _effective(frozenset(configs.items()), _of_settings(settings))
 
 
 @lru_cache(maxsize=1024)
 def _effective(
-    overrides: frozenset[tuple[str, str]], message_max: int, retention_ms: int
+    overrides: frozenset[tuple[str, str]], defaults: tuple[tuple[str, int], ...]
 ) -> EffectiveTopicConfig:
-    defaults = {"max.message.bytes": str(message_max), "retention.ms": str(retention_ms)}
-    given = defaults | dict(overrides)
+    given = {name: str(number) for name, number in defaults} | dict(overrides)
 
     def value(name: str) -> Value:
         config = TOPIC_CONFIGS[name]

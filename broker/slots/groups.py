@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 
 from brokerhouse.broker.log.block import Sender
 from brokerhouse.broker.transactions.transaction_markers import Marker
-from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.coordinator.group_coordinator import GroupCoordinator
 from brokerhouse.coordinator.messages import OFFSETS_TOPIC, GroupRecord
 from brokerhouse.coordinator.slots import OwnSlots
 from brokerhouse.protocol.errors import KafkaError, RequestTimedOut, UnknownTopicOrPartition

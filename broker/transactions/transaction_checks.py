@@ -18,7 +18,7 @@ from functools import partial
 from typing import TypeVar
 
 from brokerhouse.broker.log.partition import PartitionLog
-from brokerhouse.broker.slots.transactions import CoordinatorCalls
+from brokerhouse.broker.slots.slot_transactions import CoordinatorCalls
 from brokerhouse.coordinator.pending_offsets import PendingOffsets
 from brokerhouse.coordinator.transaction_states import Member, Producer
 from brokerhouse.protocol._batches import BatchHeader

@@ -120,7 +120,7 @@ def conversion(kind: ColumnType, times: TimeSettings) -> Conversion:
     if bare.name in ("DateTime", "DateTime32", "DateTime64"):
         return _moment(kind, bare, nullable, times)
     if bare.name in ("JSON", "Object", "Dynamic"):
-        return _free(kind, bare, nullable)
+        return _untyped(kind, bare, nullable)
     if bare.name in ("Array", "Nested"):
         return _array(kind, bare, times)
     if bare.name == "Map":
@@ -258,7 +258,7 @@ def _names_of(enum: ColumnType) -> str:
     return ", ".join(_ENUM_NAME.findall(enum.options[0]))
 
 
-def _free(kind: ColumnType, bare: ColumnType, nullable: bool) -> Conversion:
+def _untyped(kind: ColumnType, bare: ColumnType, nullable: bool) -> Conversion:
     is_json = bare.name != "Dynamic"
 
     def sql(written: str, _: int) -> tuple[str, str]:

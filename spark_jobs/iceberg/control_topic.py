@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from brokerhouse.spark_jobs.iceberg.commits import Place
+from brokerhouse.spark_jobs.iceberg.commit_buffer import Place
 from brokerhouse.spark_jobs.iceberg.events import Event, MalformedEvent, decoded
 
 ANSWER_LIMIT_S = 30.0

@@ -18,7 +18,7 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException
 
 from brokerhouse.spark_jobs.iceberg import tables
-from brokerhouse.spark_jobs.iceberg.commits import CommitBuffer
+from brokerhouse.spark_jobs.iceberg.commit_buffer import CommitBuffer
 from brokerhouse.spark_jobs.iceberg.control_topic import (
     ANSWER_LIMIT_S,
     ControlReader,

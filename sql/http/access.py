@@ -45,7 +45,7 @@ from brokerhouse.sql.http.errors import (
     needs_sql_user,
     sql_error,
 )
-from brokerhouse.sql.http.hidden_from_readers import lines_of, refuse_private
+from brokerhouse.sql.http.hidden_from_readers import TREE_LINE, lines_of, refuse_private
 from brokerhouse.sql.http.resolved import refuse_resolved
 from brokerhouse.sql.http.text import Token, TokenKind, literal, tokens, unquote
 
@@ -256,7 +256,6 @@ _TABLE_FUNCTIONS = word_set("""
 """)
 _WITH_ICEBERG = _TABLE_FUNCTIONS | {"iceberglocal"}
 _OVER_TABLE_FUNCTIONS = ("TableExpression", "CreateQuery", "InsertQuery")
-_TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
 
 
 def _refuse_outside(tree: str, table_functions: frozenset[str]) -> int:
@@ -264,7 +263,7 @@ def _refuse_outside(tree: str, table_functions: frozenset[str]) -> int:
     parents: list[str] = []
     definitions = 0
     for line in lines_of(tree):
-        match = _TREE_LINE.match(line)
+        match = TREE_LINE.match(line)
         if match is None:
             continue
         depth, node, name = len(match[1]), match[2], match[3]

@@ -67,7 +67,8 @@ _CALLS = word_set("""
 """)
 _NAMES = frozenset({"getserversetting", "getserverport", "getmacro"})
 
-_TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
+TREE_LINE = re.compile(r"( *)(\S+)(?: (\S+))?")
+"""Of EXPLAIN AST: its depth, its node, and the first word behind it."""
 _WORD = re.compile(r"\w+")
 _NAME_LINE = re.compile(r" *(TableIdentifier|Identifier) (\S+)")
 _CTE_LINE = re.compile(r" *WithElement")
@@ -254,7 +255,7 @@ def _columns_in(tree: str) -> Iterator[str]:
     """
     parents: list[str] = []
     for line in lines_of(tree):
-        match = _TREE_LINE.match(line)
+        match = TREE_LINE.match(line)
         if match is None:
             continue
         depth, node = len(match[1]), match[2]
@@ -274,7 +275,7 @@ def _wants_all_columns(tree: str, private: frozenset[str]) -> bool:
     transformers = 0  # of it
     leaves_out = False  # the transformer that the lines are of
     for line in lines_of(tree):
-        match = _TREE_LINE.match(line)
+        match = TREE_LINE.match(line)
         if match is None:
             continue
         depth, node, name = len(match[1]), match[2], match[3] or ""

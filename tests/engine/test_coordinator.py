@@ -14,7 +14,7 @@ import pytest
 
 from brokerhouse.common import clock as clocks
 from brokerhouse.coordinator import hosted_groups
-from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.coordinator.group_coordinator import GroupCoordinator
 from brokerhouse.coordinator.messages import (
     Client,
     Committer,

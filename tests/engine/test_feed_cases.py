@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brokerhouse.feeds.blocks import Counted
+from brokerhouse.feeds.blocks import BlockCounts
 from brokerhouse.feeds.definition import FeedOptions, Format
 from brokerhouse.storage.embedded import EmbeddedEngine
 from brokerhouse.storage.engine import EngineError
@@ -86,7 +86,7 @@ async def test_a_field_with_a_dot_in_its_name_and_a_nested_field_are_told_apart(
         '{"service.name": "one", "service": {"name": "other"}}',
     )
 
-    assert await fed.write(offsets, feed=feed) == Counted(3, 0)
+    assert await fed.write(offsets, feed=feed) == BlockCounts(3, 0)
     assert await fed.rows("ifNull(`service.name`, '-'), nested, deep, both") == [
         ["-", "inside", "", ""],
         ["flat", "", "x", "x"],
@@ -99,7 +99,7 @@ async def test_a_field_with_a_dot_gets_a_column_of_its_name(fed: FeedTables) -> 
     feed = replace(FEED, options=FeedOptions(add_columns=True))
     offsets = await fed.produce('{"id": 1, "service.name": "api", "a": {"b": 2}}')
 
-    assert await fed.write(offsets, feed=feed) == Counted(1, 0)
+    assert await fed.write(offsets, feed=feed) == BlockCounts(1, 0)
     assert await fed.rows("id, `service.name`, toString(a)") == [[1, "api", '{"b":2}']]
 
 
@@ -115,7 +115,7 @@ async def test_a_nested_column_that_was_flattened_is_filled_from_objects(fed: Fe
         '{"id": 7, "items": {"sku": "a"}}',
     )
 
-    assert await fed.write(offsets) == Counted(4, 3)
+    assert await fed.write(offsets) == BlockCounts(4, 3)
     assert await fed.rows("id, items.sku, items.qty") == [
         [1, ["a", "b"], [1, 0]],
         [2, [], []],
@@ -136,7 +136,7 @@ async def test_computed_columns_are_computed_from_the_fields_of_the_record(fed: 
     )
     offsets = await fed.produce('{"raw": "abc"}', '{"raw": "abc", "n": 7, "twice": 1}', "{}")
 
-    assert await fed.write(offsets) == Counted(3, 0)
+    assert await fed.write(offsets) == BlockCounts(3, 0)
     assert await fed.rows("n, twice, thrice") == [[0, 0, 0], [3, 6, 9], [7, 14, 21]]
 
 
@@ -152,7 +152,7 @@ async def test_a_column_without_a_field_gets_its_default(fed: FeedTables) -> Non
         '{"id": 3, "n": 0, "text": "", "tags": [], "named": {}}',
     )
 
-    assert await fed.write(offsets) == Counted(3, 0)
+    assert await fed.write(offsets) == BlockCounts(3, 0)
     assert await fed.rows("id, n, ifNull(text, 'NULL'), tags, toString(named), size") == [
         [1, 5, "none", ["a"], "{'b':1}", 1],
         [2, 5, "NULL", ["a"], "{'b':1}", 1],
@@ -166,7 +166,7 @@ async def test_columns_named_like_internal_aliases_are_filled(fed: FeedTables) -
     )
     offsets = await fed.produce('{"r0": 1, "c0": 2, "t0": 3}', '{"r1": 4, "p0": []}')
 
-    assert await fed.write(offsets) == Counted(2, 0)
+    assert await fed.write(offsets) == BlockCounts(2, 0)
     assert await fed.rows() == [[2, 1, 2, [3], 3], [4, 0, 0, [], 0]]
 
 
@@ -189,7 +189,7 @@ ODD = [
 @pytest.mark.parametrize("value", ODD, ids=range(len(ODD)))
 async def test_a_field_without_a_column_makes_no_dead_letter(fed: FeedTables, value: bytes) -> None:
     await fed.make("id UInt32")
-    assert await fed.write(await fed.produce(value)) == Counted(1, 0), await fed.errors()
+    assert await fed.write(await fed.produce(value)) == BlockCounts(1, 0), await fed.errors()
     assert await fed.rows() == [[1]]
 
 
@@ -220,7 +220,7 @@ async def test_a_dead_letter_names_the_fault_of_its_record(
     fed: FeedTables, value: bytes, why: str
 ) -> None:
     await fed.make("id UInt32")
-    assert await fed.write(await fed.produce(value)) == Counted(0, 1)
+    assert await fed.write(await fed.produce(value)) == BlockCounts(0, 1)
     assert await fed.errors() == [[0, why]]
 
 
@@ -237,7 +237,7 @@ async def test_null_in_an_array_map_or_tuple_of_numbers_makes_a_dead_letter(
         '{"t": {"b": null}}',
     )
 
-    assert await fed.write(offsets) == Counted(2, 4)
+    assert await fed.write(offsets) == BlockCounts(2, 4)
     assert [error for _, error in await fed.errors()] == [
         "n: null does not fit Array(Int64)",
         "n: 1.5 does not fit Array(Int64)",
@@ -298,7 +298,7 @@ async def test_dates_and_times_in_common_formats_are_understood(fed: FeedTables)
     await fed.make("at DateTime('UTC'), _offset Int64")
     offsets = await fed.produce(*(f'{{"at": "{text}"}}' for text, _ in FORMS))
 
-    assert await fed.write(offsets) == Counted(len(FORMS), 0), await fed.errors()
+    assert await fed.write(offsets) == BlockCounts(len(FORMS), 0), await fed.errors()
     midnight = 1795478400
     seconds = [second for _, second in sorted(await fed.rows("_offset, toUnixTimestamp(at)"))]
     assert seconds == [midnight + after for _, after in FORMS]
@@ -333,7 +333,7 @@ async def test_a_variant_column_stores_a_value_as_the_type_in_which_it_was_sent(
     assert rows[9][2:] == ["UInt8", "7"]
     assert rows[11][2:] == ["UInt8", "5"]
     assert rows[12][:2] == ["String", "[300]"]
-    assert counted == Counted(12, 1)
+    assert counted == BlockCounts(12, 1)
     assert await fed.errors() == [[10, "w: 300 does not fit Variant(Date, UInt8)"]]
 
 
@@ -343,7 +343,7 @@ async def test_text_that_looks_like_a_date_stays_text_in_json_and_dynamic(fed: F
         '{"j": {"at": "2026-11-24T10:00:00Z", "big": 18446744073709551615}, "d": "2026-11-24"}'
     )
 
-    assert await fed.write(offsets) == Counted(1, 0)
+    assert await fed.write(offsets) == BlockCounts(1, 0)
     assert await fed.rows("toString(j), toString(d), dynamicType(d)") == [
         ['{"at":"2026-11-24T10:00:00Z","big":18446744073709551615}', "2026-11-24", "String"]
     ]
@@ -368,7 +368,7 @@ async def test_many_columns_are_filled_by_one_statement(fed: FeedTables) -> None
         ", ".join(f"c{n} Nullable({names[n % 3]})" for n in range(900)) + f", l {names[3]}"
     )
     value = '{"c0": "1.5", "c1": "2026-01-01 00:00:00", "l": [[1.5]]}'
-    assert await fed.write(await fed.produce(value)) == Counted(1, 0)
+    assert await fed.write(await fed.produce(value)) == BlockCounts(1, 0)
     assert await fed.rows("c0, toString(c1), c899, l") == [
         [1.5, "2026-01-01 00:00:00.000", None, [[1.5]]]
     ]
@@ -383,7 +383,7 @@ async def test_csv_keeps_blanks_and_distinguishes_a_missing_value_from_empty_tex
         '1, x ,"", "[1, 2]" , 5 ', "2,,,[],", '3,\\N,"\\N",,\\N', '4,"a","b","[300]",1', "5,a,b,x,1"
     )
 
-    assert await fed.write(offsets, feed=feed) == Counted(3, 2)
+    assert await fed.write(offsets, feed=feed) == BlockCounts(3, 2)
     assert await fed.rows("id, ifNull(a, 'NULL'), b, c, ifNull(d, 0)") == [
         [1, " x ", "", [1, 2], 5],
         [2, "NULL", "", [], 0],

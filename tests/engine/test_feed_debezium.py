@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.blocks import BlockCounts, Offsets
 from brokerhouse.feeds.decoding.debezium_columns import columns_of_change
 from brokerhouse.feeds.definition import FeedOptions, Format
 from brokerhouse.storage.embedded import EmbeddedEngine
@@ -119,7 +119,7 @@ async def test_a_base64_decimal_without_a_schema_is_a_dead_letter(fed: FeedTable
     first = samples("noschema", PLAIN)[0]
     offsets = await fed.produce_with_keys((first.key, first.value))
 
-    assert await fed.write(offsets, feed=DEBEZIUM) == Counted(0, 1)
+    assert await fed.write(offsets, feed=DEBEZIUM) == BlockCounts(0, 1)
     assert await fed.errors() == [[0, "paid: AQ== does not fit Nullable(Decimal(18, 2))"]]
 
 
@@ -159,7 +159,7 @@ async def test_records_that_cannot_become_rows_are_dead_letters_with_the_reason(
     ]
     offsets = await fed.produce_with_keys(*(record for record, _ in records))
 
-    assert await fed.write(offsets, feed=DEBEZIUM) == Counted(0, len(records) - 1)
+    assert await fed.write(offsets, feed=DEBEZIUM) == BlockCounts(0, len(records) - 1)
     errors = await fed.errors()
     assert len(errors) == len(records) - 1
     for (_, error), (_, expected) in zip(errors, records, strict=False):
@@ -172,7 +172,7 @@ async def test_a_large_value_that_was_not_sent_affects_only_tables_with_its_colu
     await fed.make("id Int64, name String")
     offsets = await produce(fed, "default", TOASTED)
 
-    assert await fed.write(offsets, feed=DEBEZIUM) == Counted(2, 0)
+    assert await fed.write(offsets, feed=DEBEZIUM) == BlockCounts(2, 0)
     assert await fed.rows() == [[1, "one"], [1, "uno"]]
 
 
@@ -237,7 +237,7 @@ async def test_a_value_of_each_postgresql_type_is_stored_in_matching_columns(
     offsets = await fed.produce_with_keys((first.key, first.value))
 
     feed = replace(DEBEZIUM, paths=paths)
-    assert await fed.write(offsets, feed=feed) == Counted(1, 0), await fed.errors()
+    assert await fed.write(offsets, feed=feed) == BlockCounts(1, 0), await fed.errors()
     [found] = await fed.rows(", ".join(f"toString({column})" for column in paths))
     pairs = zip(found, KINDS_OF_COLUMNS, strict=True)
     assert [(one, *case) for one, case in pairs if one != case[-1]] == []
@@ -249,7 +249,7 @@ async def test_columns_made_from_the_schema_hold_the_values_of_postgresql(fed: F
     await fed.make(", ".join(f"{one.name} {one.type}" for one in columns))
     offsets = await fed.produce_with_keys((first.key, first.value))
 
-    assert await fed.write(offsets, feed=DEBEZIUM) == Counted(1, 0), await fed.errors()
+    assert await fed.write(offsets, feed=DEBEZIUM) == BlockCounts(1, 0), await fed.errors()
     null = [one.name for one in columns if "Nullable" in one.type and "Array" not in one.type]
     conditions = ", ".join(f"isNull({name})" for name in null)
     assert await fed.rows(conditions) == [[0] * len(null)]
@@ -263,7 +263,7 @@ async def test_unwrapped_rows_can_be_read_as_json_with_a_field_for_deletions(
     offsets = await produce(fed, "rewrite", PLAIN)
     feed = replace(FEED, paths={"_deleted": "__deleted"})
 
-    assert await fed.write(offsets, feed=feed) == Counted(11, 0), await fed.errors()
+    assert await fed.write(offsets, feed=feed) == BlockCounts(11, 0), await fed.errors()
     assert await latest(fed, "id, name") == [[0, "zero"], [2, "again"], [3, "the last"]]
 
 
@@ -272,7 +272,7 @@ async def test_bytea_values_are_stored_unchanged(fed: FeedTables) -> None:
     first = samples("default", KINDS)[0]
     offsets = await fed.produce_with_keys((first.key, first.value))
 
-    assert await fed.write(offsets, feed=DEBEZIUM) == Counted(1, 0)
+    assert await fed.write(offsets, feed=DEBEZIUM) == BlockCounts(1, 0)
     assert await fed.rows("hex(a_bytea)") == [["00FF"]]
 
 
@@ -341,7 +341,7 @@ async def test_rows_are_the_same_with_other_settings_of_the_connector(
     first = samples(connector, KINDS)[0]
     offsets = await fed.produce_with_keys((first.key, first.value))
 
-    assert await fed.write(offsets, feed=DEBEZIUM) == Counted(1, 0), await fed.errors()
+    assert await fed.write(offsets, feed=DEBEZIUM) == BlockCounts(1, 0), await fed.errors()
     integral = "12345678901234567000" if connector == "doubles" else "12345678901234567890"
     assert await fed.rows(", ".join(f"toString({name})" for name in kinds)) == [
         ["1", "2024-02-29", "2024-02-29 12:34:56.789", integral, "12.5", "['2024-02-29']"]
@@ -355,7 +355,7 @@ async def test_units_apply_to_numbers_without_a_schema(fed: FeedTables) -> None:
     first = samples("noschema", KINDS)[0]
     offsets = await fed.produce_with_keys((first.key, first.value))
 
-    assert await fed.write(offsets, feed=feed) == Counted(1, 0), await fed.errors()
+    assert await fed.write(offsets, feed=feed) == BlockCounts(1, 0), await fed.errors()
     assert await fed.rows("toString(a_timestamp0), toString(a_timestamp)") == [
         ["1900-01-01 00:00:01", "2024-02-29 12:34:56.789012"]
     ]

@@ -16,7 +16,7 @@ import fastavro
 import msgpack
 import pytest
 
-from brokerhouse.feeds.blocks import Counted
+from brokerhouse.feeds.blocks import BlockCounts
 from brokerhouse.feeds.definition import Format
 from brokerhouse.storage.embedded import EmbeddedEngine
 from brokerhouse.storage.engine import EngineError
@@ -45,7 +45,7 @@ async def test_maps_and_arrays_of_messagepack_become_rows(fed: FeedTables) -> No
         None,
     )
 
-    assert await fed.write(offsets, feed=feed) == Counted(4, 0)
+    assert await fed.write(offsets, feed=feed) == BlockCounts(4, 0)
     assert await fed.rows() == [[1, "Köln", 0], [2, "", 1], [3, "Bonn", 1], [4, "Ulm", 2]]
 
 
@@ -74,7 +74,7 @@ async def test_a_messagepack_value_of_each_type_is_stored(
     await fed.make(f"v {kind}")
     offsets = await fed.produce(msgpack.packb({"v": value}, datetime=True))
 
-    assert await fed.write(offsets, feed=MSGPACK) == Counted(1, 0), await fed.errors()
+    assert await fed.write(offsets, feed=MSGPACK) == BlockCounts(1, 0), await fed.errors()
     assert await fed.rows("ifNull(toString(v), '')") == [[expected]]
 
 
@@ -82,7 +82,7 @@ async def test_bytes_that_are_not_utf_8_are_stored_unchanged(fed: FeedTables) ->
     await fed.make("v String")
     offsets = await fed.produce(msgpack.packb({"v": bytes(range(256))}))
 
-    assert await fed.write(offsets, feed=MSGPACK) == Counted(1, 0)
+    assert await fed.write(offsets, feed=MSGPACK) == BlockCounts(1, 0)
     assert await fed.rows("hex(v)") == [[bytes(range(256)).hex().upper()]]
 
 
@@ -103,7 +103,7 @@ async def test_bad_messagepack_makes_a_dead_letter_with_the_reason(fed: FeedTabl
     good = msgpack.packb({"id": 1, "name": "good"})
     offsets = await fed.produce(*[one for value in bad for one in (value, good)])
 
-    assert await fed.write(offsets, feed=MSGPACK) == Counted(len(bad), len(bad))
+    assert await fed.write(offsets, feed=MSGPACK) == BlockCounts(len(bad), len(bad))
     assert await fed.rows() == [[1, "good"]] * len(bad)
     errors = await fed.errors()
     assert [offset for offset, _ in errors] == list(range(0, 2 * len(bad), 2))
@@ -168,7 +168,7 @@ async def test_avro_records_are_dead_letters_if_the_broker_has_no_schema_registr
     await fed.make("id UInt64")
     offsets = await fed.produce(avro(1, ORDER, RECORD))
 
-    assert await fed.write(offsets, feed=AVRO) == Counted(0, 1)
+    assert await fed.write(offsets, feed=AVRO) == BlockCounts(0, 1)
     [[_, error]] = await fed.errors()
     assert error == "the broker has no schema registry: set schema_registry"
 
@@ -189,10 +189,10 @@ async def test_records_do_not_become_dead_letters_while_the_schema_registry_is_a
 async def test_a_block_does_not_repeat_decoded_values_of_an_earlier_block(fed: FeedTables) -> None:
     await fed.make("id UInt64")
     first = await fed.produce(msgpack.packb({"id": 1}))
-    assert await fed.write(first, "one", MSGPACK) == Counted(1, 0)
+    assert await fed.write(first, "one", MSGPACK) == BlockCounts(1, 0)
     second = await fed.produce(None, None)
 
-    assert await fed.write(second, "two", MSGPACK) == Counted(0, 0)
+    assert await fed.write(second, "two", MSGPACK) == BlockCounts(0, 0)
     assert await fed.rows() == [[1]]
 
 
@@ -200,19 +200,19 @@ async def test_a_first_block_with_no_values_stores_no_rows(fed: FeedTables) -> N
     await fed.make("id UInt64")
     offsets = await fed.produce(None, None)
 
-    assert await fed.write(offsets, feed=MSGPACK) == Counted(0, 0)
+    assert await fed.write(offsets, feed=MSGPACK) == BlockCounts(0, 0)
 
 
 async def test_a_decoder_that_was_killed_is_started_again(fed: FeedTables) -> None:
     await fed.make("id UInt64")
     offsets = await fed.produce(msgpack.packb({"id": 1}))
-    assert await fed.write(offsets, "one", MSGPACK) == Counted(1, 0)
+    assert await fed.write(offsets, "one", MSGPACK) == BlockCounts(1, 0)
     process = fed.decoder._process
     assert process is not None
     process.kill()
     await process.wait()
 
-    assert await fed.write(offsets, "two", MSGPACK) == Counted(1, 0)
+    assert await fed.write(offsets, "two", MSGPACK) == BlockCounts(1, 0)
     assert await fed.rows() == [[1], [1]]
 
 
@@ -241,7 +241,7 @@ async def test_records_of_avro_become_rows(with_schemas: FeedTables, schemas: Sc
     )
     offsets = await with_schemas.produce(avro(1, ORDER, RECORD), None, avro(1, ORDER, RECORD))
 
-    assert await with_schemas.write(offsets, feed=AVRO) == Counted(2, 0)
+    assert await with_schemas.write(offsets, feed=AVRO) == BlockCounts(2, 0)
     row = [
         1,
         "2026-11-24 01:02:03.004",
@@ -282,7 +282,7 @@ async def test_a_dead_letter_names_the_field_whose_date_or_time_its_column_canno
     written = {**record, "fields": plain}
     offsets = await with_schemas.produce(*(avro(1, written, row) for row in rows))
 
-    assert await with_schemas.write(offsets, feed=AVRO) == Counted(1, 3)
+    assert await with_schemas.write(offsets, feed=AVRO) == BlockCounts(1, 3)
     assert await with_schemas.rows("toString(at), toString(exact), toString(amount)") == [
         ["1970-01-01 00:00:00.001", "2025-11-24 16:00:00.123456789", "1179010.63"]
     ]
@@ -299,7 +299,7 @@ async def test_timestamps_of_messagepack_keep_all_digits(fed: FeedTables) -> Non
         *(msgpack.packb({"v": msgpack.Timestamp(*one), "n": n}) for n, one in enumerate(sent))
     )
 
-    assert await fed.write(offsets, feed=MSGPACK) == Counted(3, 1)
+    assert await fed.write(offsets, feed=MSGPACK) == BlockCounts(3, 1)
     texts = [f"1970-01-01 00:00:01.{fraction:09}" for _, fraction in sent[:3]]
     assert await fed.rows("toString(v)") == sorted([one] for one in texts)
     [[_, error]] = await fed.errors()
@@ -327,7 +327,7 @@ async def test_records_of_several_schemas_in_one_block_become_rows(
         avro(1, old, {"id": 1}), avro(2, whole, {"id": 2, "b": {"n": 7}}), avro(1, old, {"id": 3})
     )
 
-    assert await with_schemas.write(offsets, feed=feed) == Counted(3, 0)
+    assert await with_schemas.write(offsets, feed=feed) == BlockCounts(3, 0)
     assert await with_schemas.rows() == [[1, 0], [2, 7], [3, 0]]
 
 
@@ -338,7 +338,9 @@ async def test_an_avro_array_of_countless_nulls_is_a_dead_letter(
     schemas.add(5, {"type": "array", "items": "null"})
     many = b"\0\0\0\0\5" + bytes([0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01]) + b"\0"
     await with_schemas.make("id UInt8")
-    assert await with_schemas.write(await with_schemas.produce(many), feed=AVRO) == Counted(0, 1)
+    assert await with_schemas.write(await with_schemas.produce(many), feed=AVRO) == BlockCounts(
+        0, 1
+    )
     ((_, error),) = await with_schemas.errors()
     assert error
 
@@ -369,7 +371,7 @@ async def test_bad_avro_makes_a_dead_letter_with_the_reason(
     await with_schemas.make("id UInt8")
     offsets = await with_schemas.produce(*[one for value in bad for one in (value, good)])
 
-    assert await with_schemas.write(offsets, feed=AVRO) == Counted(len(bad), len(bad))
+    assert await with_schemas.write(offsets, feed=AVRO) == BlockCounts(len(bad), len(bad))
     assert await with_schemas.rows() == [[5]] * len(bad)
     errors = await with_schemas.errors()
     assert [offset for offset, _ in errors] == list(range(0, 2 * len(bad), 2))
@@ -392,7 +394,7 @@ async def test_a_registry_that_fails_is_asked_again(
         assert "body" not in str(raised.value)  # the password
 
     schemas.add(1, record)
-    assert await with_schemas.write(offsets, feed=AVRO) == Counted(1, 0)
+    assert await with_schemas.write(offsets, feed=AVRO) == BlockCounts(1, 0)
     assert await with_schemas.errors() == []
 
 
@@ -410,5 +412,5 @@ async def test_a_schema_missing_right_after_the_registry_was_away_is_asked_for_a
         await with_schemas.write(offsets, feed=AVRO)
 
     schemas.add(1, record)
-    assert await with_schemas.write(offsets, feed=AVRO) == Counted(1, 0)
+    assert await with_schemas.write(offsets, feed=AVRO) == BlockCounts(1, 0)
     assert await with_schemas.errors() == []

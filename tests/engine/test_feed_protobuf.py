@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
-from brokerhouse.feeds.blocks import Counted
+from brokerhouse.feeds.blocks import BlockCounts
 from brokerhouse.feeds.definition import Format
 from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support.feed_tables import FEED, FeedTables
@@ -152,7 +152,7 @@ async def test_protobuf_messages_become_rows(
     offsets = await fed.produce(SECOND + full, None, SECOND + empty)
 
     counted = await fed.write(offsets, feed=replace(PROTOBUF, paths=paths))
-    assert counted == Counted(2, 0), await fed.errors()
+    assert counted == BlockCounts(2, 0), await fed.errors()
     bare, row = await fed.rows(
         "toString(id), toString(at), amount, currency, tags, counts, note, seen, toString(weight),"
         " hex(raw), parts.amount, toString(by_day), toString(free), paid, card, cash, before, took"
@@ -176,7 +176,7 @@ async def test_every_message_type_of_a_protobuf_schema_can_be_decoded(
         INNER + message(pool, "shop.Other.Inner", {"deep": -6}),
     )
 
-    assert await fed.write(offsets, feed=PROTOBUF) == Counted(3, 0), await fed.errors()
+    assert await fed.write(offsets, feed=PROTOBUF) == BlockCounts(3, 0), await fed.errors()
     assert await fed.rows("n, toString(deep)") == [[0, "-6"], [5, "0"], [5, "0"]]
 
 
@@ -221,7 +221,7 @@ async def test_bad_protobuf_makes_a_dead_letter_with_the_reason(
     await fed.make("n UInt8")
     offsets = await fed.produce(*[one for value in bad for one in (value, good)])
 
-    assert await fed.write(offsets, feed=PROTOBUF) == Counted(len(bad), len(bad))
+    assert await fed.write(offsets, feed=PROTOBUF) == BlockCounts(len(bad), len(bad))
     assert await fed.rows() == [[5]] * len(bad)
     errors = await fed.errors()
     assert [offset for offset, _ in errors] == list(range(0, 2 * len(bad), 2))
@@ -262,7 +262,7 @@ async def test_a_schema_that_is_a_compiled_file_in_base64_is_understood(
     offsets = await fed.produce(SECOND + value)
 
     feed = replace(PROTOBUF, paths={"amount": "price.amount"})
-    assert await fed.write(offsets, feed=feed) == Counted(1, 0), await fed.errors()
+    assert await fed.write(offsets, feed=feed) == BlockCounts(1, 0), await fed.errors()
     assert await fed.rows("toString(id), amount, toString(at)") == [
         ["5", 9.99, "2026-11-24 01:02:03.004"]
     ]

@@ -14,7 +14,7 @@ import fastavro
 import msgpack
 import pytest
 
-from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.blocks import BlockCounts, Offsets
 from brokerhouse.feeds.definition import FeedDefinition, FeedOptions, Format
 from brokerhouse.storage.embedded import EmbeddedEngine
 from tests.support.feed_tables import BLOCK, FEED, TOPIC_ID, FeedTables
@@ -84,7 +84,7 @@ async def check(
         elif offset not in rows or not is_same(kind, rows[offset][nest], expected):
             wrong.append((value, found, expected))
     assert not wrong, f"{kind}: {len(wrong)} of {len(sent)}, such as {wrong[:8]}"
-    assert counted == Counted(len(rows), len(sent) - len(rows))
+    assert counted == BlockCounts(len(rows), len(sent) - len(rows))
 
 
 def is_named(error: str, column: str, kind: str) -> bool:

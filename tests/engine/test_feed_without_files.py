@@ -10,7 +10,7 @@ from typing import cast
 import msgpack
 import pytest
 
-from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.blocks import BlockCounts, Offsets
 from brokerhouse.feeds.definition import Format
 from brokerhouse.feeds.writer import BlockWriter
 from brokerhouse.storage.embedded import EmbeddedEngine, EngineSession
@@ -63,10 +63,10 @@ async def test_a_feed_without_files_stores_the_same_rows_and_dead_letters(
     feed = replace(FEED, format=kind)
     offsets = await tables.produce(*values)
 
-    assert await tables.write(offsets, feed=feed) == Counted(2, len(dead))
+    assert await tables.write(offsets, feed=feed) == BlockCounts(2, len(dead))
     assert await tables.rows() == [[1, "o'ne"], [2, ""]]
     assert [offset for offset, _ in await tables.errors()] == dead
-    assert await tables.write(offsets, feed=feed, again=True) == Counted(2, len(dead))
+    assert await tables.write(offsets, feed=feed, again=True) == BlockCounts(2, len(dead))
     assert len(await tables.rows()) == 2
 
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.blocks import BlockCounts, Offsets
 from brokerhouse.feeds.definition import Format
 from brokerhouse.storage.embedded import EmbeddedEngine
 from brokerhouse.storage.engine import EngineError, TokenUsed
@@ -40,7 +40,7 @@ async def test_json_objects_and_arrays_become_rows_with_key_headers_and_offset_o
         None,
     )
 
-    assert await tables.write(offsets, feed=feed) == Counted(3, 0), await tables.errors()
+    assert await tables.write(offsets, feed=feed) == BlockCounts(3, 0), await tables.errors()
     said = ["orders", 0]
     headers = [["h", "v"]]
     assert await tables.rows() == [
@@ -105,7 +105,7 @@ async def test_a_json_value_of_each_type_is_stored_and_a_wrong_one_makes_a_dead_
     bad = [f'{{"id": 3, "v": {wrong}}}'] if wrong else []
     offsets = await tables.produce(*good, *bad)
 
-    assert await tables.write(offsets) == Counted(2, len(bad))
+    assert await tables.write(offsets) == BlockCounts(2, len(bad))
     [[one], [two]] = await tables.rows("id")
     assert (one, two) == (1, 2)
     [[stored]] = await tables.engine.rows("SELECT toString(v) FROM shop.orders WHERE id = 1")
@@ -132,7 +132,7 @@ async def test_bad_json_records_become_dead_letters_with_the_reason(tables: Feed
         "",
     )
 
-    assert await tables.write(offsets) == Counted(2, 9)
+    assert await tables.write(offsets) == BlockCounts(2, 9)
     assert await tables.rows("id") == [[1], [9]]
     assert await tables.errors() == [
         [1, "not valid JSON at byte 0"],
@@ -150,14 +150,16 @@ async def test_bad_json_records_become_dead_letters_with_the_reason(tables: Feed
 async def test_a_block_without_a_good_record_stores_no_rows(tables: FeedTables) -> None:
     """Also the first one, which has no file yet; lines of an earlier block do not count."""
     await tables.make("id UInt64")
-    assert await tables.write(await tables.produce("bad"), "a") == Counted(0, 1)
-    assert await tables.write(await tables.produce('{"id": 1}', '{"id": 2}'), "b") == Counted(2, 0)
-    assert await tables.write(await tables.produce("bad", "worse"), "c") == Counted(0, 2)
-    assert await tables.write(await tables.produce(None), "d") == Counted(0, 0)
+    assert await tables.write(await tables.produce("bad"), "a") == BlockCounts(0, 1)
+    assert await tables.write(await tables.produce('{"id": 1}', '{"id": 2}'), "b") == BlockCounts(
+        2, 0
+    )
+    assert await tables.write(await tables.produce("bad", "worse"), "c") == BlockCounts(0, 2)
+    assert await tables.write(await tables.produce(None), "d") == BlockCounts(0, 0)
     assert await tables.rows() == [[1], [2]]
 
     asked = replace(FEED, replay_asked_ms=2_000_000_000_000)
-    assert await tables.writer.replay(asked, SOURCE) == Counted(0, 3)
+    assert await tables.writer.replay(asked, SOURCE) == BlockCounts(0, 3)
     assert await tables.rows() == [[1], [2]]
 
 
@@ -172,7 +174,7 @@ async def test_a_csv_record_that_is_not_exactly_one_row_becomes_a_dead_letter(
 
     counted = await tables.write(offsets, feed=feed)
     assert await tables.rows() == [[1, 'two\nlines, "quoted"', 0], [2, "x", 1]]
-    assert counted == Counted(2, 6)
+    assert counted == BlockCounts(2, 6)
     assert [offset for offset, _ in await tables.errors()] == [2, 3, 4, 5, 6, 7]
 
 
@@ -186,7 +188,7 @@ async def test_an_unclosed_quote_in_a_csv_record_does_not_affect_other_records(
     feed = replace(FEED, format=Format.CSV)
     offsets = await tables.produce("1,a", bad, "2,b", '3,"c"', "4,d", bad)
 
-    assert await tables.write(offsets, feed=feed) == Counted(4, 2)
+    assert await tables.write(offsets, feed=feed) == BlockCounts(4, 2)
     assert await tables.rows() == [[1, "a", 0], [2, "b", 2], [3, "c", 3], [4, "d", 4]]
     assert [offset for offset, _ in await tables.errors()] == [1, 5]
 
@@ -200,7 +202,7 @@ async def test_csv_text_that_is_not_utf_8_or_has_quotes_inside_is_stored(
         b"1,\xff\xfe", b'2,"\xc3"', b"3,\xe2\x82,", b'4,a"b', b'5,"a""\xff, b" ', b"6,\xe2\x82"
     )
 
-    assert await tables.write(offsets, feed=feed) == Counted(5, 1)
+    assert await tables.write(offsets, feed=feed) == BlockCounts(5, 1)
     assert await tables.rows("id, hex(note), _offset") == [
         [1, "FFFE", 0],
         [2, "C3", 1],
@@ -215,7 +217,7 @@ async def test_the_raw_format_stores_any_bytes(tables: FeedTables) -> None:
     feed = replace(FEED, format=Format.RAW)
     offsets = await tables.produce("a\nb", b"\xff\x00", None, "")
 
-    assert await tables.write(offsets, feed=feed) == Counted(3, 0)
+    assert await tables.write(offsets, feed=feed) == BlockCounts(3, 0)
     assert await tables.rows("hex(line), _offset") == [["", 3], ["610A62", 0], ["FF00", 1]]
 
 
@@ -224,7 +226,7 @@ async def test_a_block_that_is_written_again_is_stored_once(tables: FeedTables) 
     offsets = await tables.produce(*[f'{{"id": {n}}}' for n in range(9)], "bad")
 
     for again in (False, True, True):
-        assert await tables.write(offsets, again=again) == Counted(9, 1)
+        assert await tables.write(offsets, again=again) == BlockCounts(9, 1)
     assert await tables.rows() == [[n] for n in range(9)]
     assert await tables.errors() == [[9, "not valid JSON at byte 0"]]
 
@@ -243,7 +245,7 @@ async def test_writing_a_block_whose_token_was_used_without_all_rows_raises_toke
     with pytest.raises(TokenUsed):
         await tables.write(offsets, again=True)
     await tables.writer.take_away(FEED, "t")
-    assert await tables.write(offsets, "t/1", again=True) == Counted(2, 0)
+    assert await tables.write(offsets, "t/1", again=True) == BlockCounts(2, 0)
     assert await tables.rows() == [[1], [2]]
 
 
@@ -261,15 +263,15 @@ async def test_a_replay_stores_rows_of_dead_letters_that_fit_after_a_fix(
 ) -> None:
     await tables.make("id UInt64, items UInt8")
     offsets = await tables.produce('{"id": 1, "items": 300}', "bad", '{"id": 2, "items": 301}')
-    assert await tables.write(offsets) == Counted(0, 3)
+    assert await tables.write(offsets) == BlockCounts(0, 3)
     await tables.engine.execute("ALTER TABLE shop.orders MODIFY COLUMN items UInt16")
     asked = replace(FEED, replay_asked_ms=2_000_000_000_000)
 
-    assert await tables.writer.replay(asked, SOURCE) == Counted(2, 1)
+    assert await tables.writer.replay(asked, SOURCE) == BlockCounts(2, 1)
     assert await tables.rows() == [[1, 300], [2, 301]]
     assert await tables.errors() == [[1, "not valid JSON at byte 0"]]
     again = replace(FEED, replay_asked_ms=2_000_000_000_001)
-    assert await tables.writer.replay(again, SOURCE) == Counted(0, 1)
+    assert await tables.writer.replay(again, SOURCE) == BlockCounts(0, 1)
     assert await tables.rows() == [[1, 300], [2, 301]]
 
 
@@ -288,7 +290,7 @@ async def test_a_replay_repeated_after_a_kill_stores_its_rows_once(tables: FeedT
         await tables.engine.execute(f"INSERT INTO dead_letter_versions SELECT {values}")
     await tables.engine.execute("ALTER TABLE shop.orders ADD COLUMN name String ALIAS toString(id)")
 
-    assert await tables.writer.replay(asked, SOURCE) == Counted(1, 1)
+    assert await tables.writer.replay(asked, SOURCE) == BlockCounts(1, 1)
     assert await tables.rows("id, items") == [[1, 300]]
 
 
@@ -303,7 +305,7 @@ async def test_a_replay_also_marks_dead_letters_whose_record_was_deleted(
     )
     asked = replace(FEED, replay_asked_ms=2_000_000_000_000)
 
-    assert await tables.writer.replay(asked, SOURCE) == Counted(0, 2)
+    assert await tables.writer.replay(asked, SOURCE) == BlockCounts(0, 2)
     assert not await tables.writer.has_dead_letters(asked, SOURCE)
     why = "not valid JSON at byte 0"
     assert await tables.errors() == [[0, why], [1, why]]
@@ -317,7 +319,7 @@ async def test_a_replay_counts_its_rows_once_and_not_those_that_a_block_stored(
     await tables.write(offsets)
     await tables.engine.execute("ALTER TABLE shop.orders MODIFY COLUMN items UInt16")
     # The block is repeated, after a crash, and counts the row itself.
-    assert await tables.write(offsets, again=True) == Counted(1, 0)
+    assert await tables.write(offsets, again=True) == BlockCounts(1, 0)
     more = await tables.produce('[{"id": 2, "items": 1}, {"id": 3, "items": 99999}]')
     await tables.write(more, "u")
     await tables.engine.execute("ALTER TABLE shop.orders MODIFY COLUMN items UInt32")

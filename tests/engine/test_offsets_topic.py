@@ -12,7 +12,7 @@ from brokerhouse.broker.offsets_topic import offsets_log, offsets_topic
 from brokerhouse.broker.offsets_topic.offsets_topic import OffsetsTopic
 from brokerhouse.broker.settings.config import Settings
 from brokerhouse.common.clock import wall_ms
-from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.coordinator.group_coordinator import GroupCoordinator
 from brokerhouse.coordinator.messages import Client, Committer, OffsetCommit
 from brokerhouse.coordinator.slots import kafka_partition
 from brokerhouse.protocol.errors import NotLeaderOrFollower, UnknownTopicOrPartition

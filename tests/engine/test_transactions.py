@@ -13,10 +13,14 @@ import pytest
 from brokerhouse.broker.log.appender import Appender
 from brokerhouse.broker.log.block import Appended, Outcome, PendingAppend, PendingMarker
 from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_transactions import (
+    ABORTED_KEPT,
+    AbortedTransaction,
+    OpenTransaction,
+)
 from brokerhouse.broker.log.reader import ColdReader
 from brokerhouse.broker.log.transaction_recovery import recover_transactions
 from brokerhouse.broker.log.transaction_tables import ended_rows
-from brokerhouse.broker.log.transactions import ABORTED_KEPT, AbortedTransaction, OpenTransaction
 from brokerhouse.broker.transactions.transaction_markers import Marker, MarkerWriter
 from brokerhouse.coordinator.transaction_states import Producer
 from brokerhouse.protocol.control_batches import control_batch

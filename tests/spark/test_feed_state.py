@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from brokerhouse.feeds.blocks import Counted, Offsets, Phase
+from brokerhouse.feeds.blocks import BlockCounts, Offsets, Phase
 from brokerhouse.feeds.definition import Format
 from brokerhouse.feeds.progress import Fenced
 from brokerhouse.spark_jobs.feed import FeedTarget
@@ -239,7 +239,7 @@ def test_a_run_takes_over_while_the_one_before_is_changing_the_state(
         two.take_over(0)
     assert (two.state.feeder, two.state.phase, two.state.epoch) == ("two", Phase.BEFORE, 2)
     with pytest.raises(Fenced):
-        one.complete(Counted())
+        one.complete(BlockCounts())
 
 
 def test_a_block_without_any_record_left_is_completed(task: FeedTask) -> None:

@@ -7,7 +7,7 @@ from itertools import chain
 
 import pytest
 
-from brokerhouse.spark_jobs.iceberg.commits import CommitBuffer, Place
+from brokerhouse.spark_jobs.iceberg.commit_buffer import CommitBuffer, Place
 from brokerhouse.spark_jobs.iceberg.events import (
     Assignment,
     CommitComplete,

@@ -468,7 +468,7 @@ def test_a_table_that_is_dropped_while_rows_wait_gets_them_again(
     until_ids(sink, 1)
     with monkeypatch.context() as patch:  # else the row may be committed before the table goes
         patch.setattr(
-            "brokerhouse.spark_jobs.iceberg.commits.CommitBuffer.is_due", lambda *_: False
+            "brokerhouse.spark_jobs.iceberg.commit_buffer.CommitBuffer.is_due", lambda *_: False
         )
         put(sink, *as_json(2, a="y"))
         until_read(sink, 2)

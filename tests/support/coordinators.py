@@ -5,8 +5,8 @@ from __future__ import annotations
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.common.clock import Clock
 from brokerhouse.coordinator.admission import GroupLimits
-from brokerhouse.coordinator.coordinator import CoordinatorLimits, GroupCoordinator
-from brokerhouse.coordinator.membership import SharedCache
+from brokerhouse.coordinator.group_cache import GroupCache
+from brokerhouse.coordinator.group_coordinator import CoordinatorLimits, GroupCoordinator
 from brokerhouse.coordinator.offsets import CommittedOffsets
 from brokerhouse.coordinator.pending_offsets import PendingOffsets
 from brokerhouse.coordinator.slots import OwnSlots
@@ -28,7 +28,7 @@ def coordinator_on(
     engine: Engine, rows: RowLane, clock: Clock, max_bytes: int = 1 << 30
 ) -> GroupCoordinator:
     offsets = CommittedOffsets(engine, rows, 1, clock)
-    cache = SharedCache(engine, rows, 1, ENDLESS, clock)
+    cache = GroupCache(engine, rows, 1, ENDLESS, clock)
     limits = CoordinatorLimits(LIMITS, max_bytes, HOUR_MS)
     return GroupCoordinator(
         cache, offsets, PendingOffsets(engine, rows, offsets, 1, clock), limits, ENDLESS, clock

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from brokerhouse.feeds.blocks import Counted, Offsets
+from brokerhouse.feeds.blocks import BlockCounts, Offsets
 from brokerhouse.feeds.decoding.client import ValueDecoder
 from brokerhouse.feeds.definition import FeedDefinition, FeedStatus, Format
 from brokerhouse.feeds.feeder import FeedShard
@@ -103,7 +103,7 @@ class FeedTables:
 
     async def write(
         self, offsets: Offsets, token: str = "t", feed: FeedDefinition = FEED, again: bool = False
-    ) -> Counted:
+    ) -> BlockCounts:
         return await self.writer.write(feed, SOURCE, offsets, token, again=again)
 
     async def rows(self, what: str = "*") -> list[list[Any]]:

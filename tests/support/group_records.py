@@ -6,7 +6,7 @@ import struct
 from uuid import UUID
 
 from brokerhouse.common.clock import Clock
-from brokerhouse.coordinator.membership import SharedCache
+from brokerhouse.coordinator.group_cache import GroupCache
 from brokerhouse.coordinator.messages import Client, Committer, GroupRecord, MemberRecord
 
 TOPIC_ID = UUID(int=1)
@@ -33,7 +33,7 @@ def member(name: str, *partitions: int, static: str | None = None) -> MemberReco
 
 
 def group(
-    cache: SharedCache,
+    cache: GroupCache,
     clock: Clock,
     *members: MemberRecord,
     group_id: str = "g",

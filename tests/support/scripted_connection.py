@@ -18,7 +18,7 @@ from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 from brokerhouse.broker.api import APIS
 from brokerhouse.broker.api.context import RequestContext
 from brokerhouse.broker.broker import Broker
-from brokerhouse.broker.memory import InFlight, ResponseMemory
+from brokerhouse.broker.memory import RequestMemory, ResponseMemory
 from brokerhouse.broker.monitoring.request_counts import RequestCounts
 from brokerhouse.broker.net.connection import Connection, Connections
 from brokerhouse.broker.settings.config import Settings
@@ -98,7 +98,7 @@ class FakeBroker:
     """What a connection needs of a broker."""
 
     settings: Settings = field(default_factory=Settings)
-    in_flight: InFlight = field(default_factory=lambda: InFlight(256 * MIB))
+    in_flight: RequestMemory = field(default_factory=lambda: RequestMemory(256 * MIB))
     response_memory: ResponseMemory = field(default_factory=lambda: ResponseMemory(64 * MIB))
     requests: RequestCounts = field(default_factory=RequestCounts)
     connections: Connections = field(init=False)

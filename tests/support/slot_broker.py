@@ -11,7 +11,7 @@ from brokerhouse.broker.log.tail_cache import TailCache
 from brokerhouse.broker.settings.config import Settings
 from brokerhouse.broker.slots.shard_host import ShardHost, ShardHosts
 from brokerhouse.broker.slots.slot_logs import SlotLogs
-from brokerhouse.broker.slots.transactions import SlotTransactions
+from brokerhouse.broker.slots.slot_transactions import SlotTransactions
 from brokerhouse.broker.topics.catalog import TopicCatalog
 from brokerhouse.broker.transactions.producer_ids import ProducerIds
 from brokerhouse.coordinator.slots import OwnSlots

@@ -12,7 +12,7 @@ import pytest
 from kafka.protocol.producer import InitProducerIdResponse
 
 from brokerhouse.broker import memory
-from brokerhouse.broker.memory import InFlight, ResponseMemory
+from brokerhouse.broker.memory import RequestMemory, ResponseMemory
 from brokerhouse.broker.net import sending
 from brokerhouse.broker.settings.config import Settings
 from brokerhouse.protocol.errors import KafkaStorageError
@@ -185,7 +185,7 @@ async def test_low_memory_disconnects_the_stalled_clients_with_the_most_unsent_b
 async def test_a_connection_with_many_unread_bytes_waits_when_the_budget_is_used_up(
     connect: Connect,
 ) -> None:
-    broker = FakeBroker(in_flight=InFlight(4 * MIB))
+    broker = FakeBroker(in_flight=RequestMemory(4 * MIB))
     first, second, small = connect(broker), connect(broker), connect(broker)
     first.send(produce(1, 3 * MIB))
     assert not first.wire.paused
@@ -205,7 +205,7 @@ async def test_a_connection_with_many_unread_bytes_waits_when_the_budget_is_used
 async def test_half_sent_requests_that_fill_the_budget_do_not_wait_for_each_other(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker = FakeBroker(in_flight=InFlight(4 * MIB))
+    broker = FakeBroker(in_flight=RequestMemory(4 * MIB))
     clients = [connect(broker) for _ in range(4)]
     requests = [produce(n, 3 * MIB) for n in range(4)]
     rest = [request[2 * MIB :] for request in requests]
@@ -227,7 +227,7 @@ async def test_a_client_that_has_its_turn_and_sends_nothing_is_disconnected(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory, "_STALLED_AFTER_S", 0.02)
-    broker = FakeBroker(in_flight=InFlight(4 * MIB))
+    broker = FakeBroker(in_flight=RequestMemory(4 * MIB))
     first, second, third, fourth = clients = [connect(broker) for _ in range(4)]
     for client in clients:
         client.send(produce(1, 3 * MIB)[: 2 * MIB])
@@ -294,7 +294,7 @@ async def test_records_of_a_client_that_left_are_counted_until_they_are_stored(
 @pytest.mark.parametrize("seed", range(10))
 async def test_the_count_of_bytes_in_flight_returns_to_zero(connect: Connect, seed: int) -> None:
     rnd = random.Random(seed)
-    broker = FakeBroker(in_flight=InFlight(3 * MIB))
+    broker = FakeBroker(in_flight=RequestMemory(3 * MIB))
     clients = [connect(broker) for _ in range(5)]
     handlers = clients[0].handlers
     unsent = [b""] * 5

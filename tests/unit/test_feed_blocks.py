@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 from brokerhouse.feeds.blocks import (
+    BlockCounts,
     BlockPlan,
     Case,
-    Counted,
     FeedState,
     Offsets,
     Phase,
@@ -31,7 +31,7 @@ LAST = Offsets(10, 20)
 
 def state(phase: Phase) -> FeedState:
     before = begun(first_state("one", 10), LAST)
-    return before if phase is Phase.BEFORE else completed(before, Counted(9, 1))
+    return before if phase is Phase.BEFORE else completed(before, BlockCounts(9, 1))
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_the_first_batch_is_not_cut() -> None:
 
 
 def test_totals_are_counted_from_the_reference_block_on() -> None:
-    after = completed(begun(state(Phase.AFTER), Offsets(20, 30)), Counted(7, 3))
+    after = completed(begun(state(Phase.AFTER), Offsets(20, 30)), BlockCounts(7, 3))
 
     assert (after.reference, after.next_offset) == (10, 30)
-    assert (after.counted, after.total) == (Counted(7, 3), Counted(16, 4))
+    assert (after.counted, after.total) == (BlockCounts(7, 3), BlockCounts(16, 4))
 
 
 def test_a_step_that_would_lose_or_repeat_records_is_refused() -> None:
@@ -79,7 +79,7 @@ def test_a_step_that_would_lose_or_repeat_records_is_refused() -> None:
     with pytest.raises(ValueError, match="below 20 are stored"):
         begun(state(Phase.AFTER), Offsets(19, 30))
     with pytest.raises(ValueError, match="no block has begun"):
-        completed(state(Phase.AFTER), Counted())
+        completed(state(Phase.AFTER), BlockCounts())
     for first, end in ((5, 5), (6, 5), (-1, 5)):
         with pytest.raises(ValueError, match="no range"):
             Offsets(first, end)
@@ -153,7 +153,7 @@ class ModelFeeder:
             assert now.offsets is not None
             model.insert(token("f", "t", 0, now.offsets, now.attempt), now.offsets)
             yield
-            now = completed(now, Counted(now.offsets.end - now.offsets.first))
+            now = completed(now, BlockCounts(now.offsets.end - now.offsets.first))
 
 
 @pytest.mark.parametrize(

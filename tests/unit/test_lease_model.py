@@ -26,7 +26,7 @@ from typing import NamedTuple
 import pytest
 
 from brokerhouse.broker.cluster import leases
-from brokerhouse.broker.cluster.leases import SessionLease, Watch
+from brokerhouse.broker.cluster.leases import SessionLease, SessionSightings
 from brokerhouse.broker.slots.sessions import BrokerSession, SessionState
 from brokerhouse.storage.slot_map import NOBODY, Slot, SlotMap
 
@@ -154,7 +154,7 @@ def age_renewed(age: int, sent_age: int) -> int:
 
 @cache
 def is_silent(age: int, drift: object) -> bool:
-    watch = Watch()
+    watch = SessionSightings()
     watch.saw(1, 1, TTL, -age)
     watch.saw(1, 1, TTL, 0)
     return watch.silent(1, 0)
@@ -177,7 +177,7 @@ def released(owner: int, epoch: int, by: int) -> Write:
 
 
 @cache
-def plan(
+def plan_slots(
     me: int,
     owner: int,
     epoch: int,
@@ -185,14 +185,14 @@ def plan(
     silent: frozenset[int],
     reaches: bool,
     releasing: bool,
-) -> leases.Plan:
+) -> leases.SlotPlan:
     sessions = {
         number: BrokerSession(number, number, "host", 9092, None, TTL, state, lanes={SHARD: (0,)})
         for number, state in enumerate(states, 1)
         if state is not None
     }
     reachable = [SHARD] if reaches else []
-    return leases.plan(
+    return leases.plan_slots(
         me, slot_map(owner, epoch), sessions, silent, reachable, [0] if releasing else []
     )
 
@@ -340,7 +340,7 @@ class Model:
     def _is_silent(self, row: Row) -> bool:
         return is_silent(row.unchanged, leases.DRIFT)
 
-    def _decided(self, s: State, n: int, broker: Broker) -> leases.Plan:
+    def _decided(self, s: State, n: int, broker: Broker) -> leases.SlotPlan:
         states = [None if row is None else row.state for row in s.rows]
         silent = frozenset(
             number
@@ -352,7 +352,7 @@ class Model:
                 SessionState.DEAD if number in silent else state
                 for number, state in enumerate(states, 1)
             ]
-        return plan(
+        return plan_slots(
             broker.session,
             s.owner,
             s.epoch,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokerhouse.broker.cluster.leases import Plan, SessionLease, Watch, plan
+from brokerhouse.broker.cluster.leases import SessionLease, SessionSightings, SlotPlan, plan_slots
 from brokerhouse.broker.net.named_addresses import NamedAddress
 from brokerhouse.broker.slots.sessions import BrokerReport, BrokerSession, LatelyAlive, SessionState
 from brokerhouse.storage.registry_values import MalformedState
@@ -258,7 +258,7 @@ def test_a_lease_lasts_from_the_sending_of_its_last_accepted_renewal() -> None:
 
 
 def test_a_session_is_silent_when_its_row_is_unchanged_for_a_20th_more_than_its_own_time() -> None:
-    watch = Watch()
+    watch = SessionSightings()
     assert not watch.silent(1, 10**9), "never seen"
     watch.saw(1, 5, 8_000, 100)
     watch.saw(1, 5, 8_000, 5_000)
@@ -301,8 +301,8 @@ def planned(
     silent: tuple[int, ...] = (),
     reachable: str = "ab",
     releasing: tuple[int, ...] = (),
-) -> Plan:
-    return plan(me, slot_map, sessions, silent, reachable, releasing)
+) -> SlotPlan:
+    return plan_slots(me, slot_map, sessions, silent, reachable, releasing)
 
 
 def test_a_broker_is_remembered_for_a_while_after_it_was_last_seen_alive() -> None:
@@ -371,7 +371,7 @@ def test_slots_that_are_already_being_released_are_released_first() -> None:
 
 def test_a_leaving_broker_releases_every_slot_and_claims_none() -> None:
     sessions = live(2) | {1: session(1, SessionState.LEAVING)}
-    assert planned(1, owned(1, 2, 1, 0), sessions) == Plan(release=(0, 2))
+    assert planned(1, owned(1, 2, 1, 0), sessions) == SlotPlan(release=(0, 2))
     assert set(planned(2, owned(1, 2, 1, 0), sessions).claim) == {3}
     assert planned(2, owned(2, 2, 2, 2), sessions).release == (), "it gets nothing any more"
 
@@ -401,12 +401,14 @@ def test_a_broker_with_its_fair_share_claims_slots_that_no_other_can_serve() -> 
 def test_a_silent_session_is_declared_dead_but_not_the_own_or_a_dead_one() -> None:
     sessions = live(1, 2, 3) | {4: session(4, SessionState.DEAD), 5: session(5)}
     assert planned(1, owned(2, 4), sessions, silent=(1, 2, 4)).dead == (2,)
-    assert planned(9, owned(2, 4), sessions, silent=(2,)) == Plan(dead=(2,)), "without a session"
+    assert planned(9, owned(2, 4), sessions, silent=(2,)) == SlotPlan(dead=(2,)), (
+        "without a session"
+    )
 
 
 def test_an_owner_whose_row_stays_missing_is_declared_dead() -> None:
-    assert planned(1, owned(7), live(1)) == Plan()
-    assert planned(1, owned(7), live(1), silent=(7, 8)) == Plan(dead=(7,))
+    assert planned(1, owned(7), live(1)) == SlotPlan()
+    assert planned(1, owned(7), live(1), silent=(7, 8)) == SlotPlan(dead=(7,))
 
 
 def test_one_broker_deletes_old_sessions_that_no_slot_refers_to() -> None:

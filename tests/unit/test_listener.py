@@ -11,7 +11,7 @@ import pytest
 
 from brokerhouse.broker.broker import Broker
 from brokerhouse.broker.endpoints import BrokerEndpoint
-from brokerhouse.broker.memory import InFlight, ResponseMemory
+from brokerhouse.broker.memory import RequestMemory, ResponseMemory
 from brokerhouse.broker.monitoring.request_counts import RequestCounts
 from brokerhouse.broker.net.connection import Connections
 from brokerhouse.broker.net.listener import KafkaListener, ListenError
@@ -22,7 +22,7 @@ from tests.support.server_process import free_port
 def connections() -> Connections:
     broker = SimpleNamespace(
         settings=Settings(),
-        in_flight=InFlight(1 << 20),
+        in_flight=RequestMemory(1 << 20),
         requests=RequestCounts(),
         response_memory=ResponseMemory(1 << 20),
     )

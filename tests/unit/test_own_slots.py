@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 
 from brokerhouse.broker.slots.groups import SlotGroups
-from brokerhouse.coordinator.coordinator import GroupCoordinator
+from brokerhouse.coordinator.group_coordinator import GroupCoordinator
 from brokerhouse.coordinator.slots import OwnSlots, kafka_partition
 from brokerhouse.protocol.errors import (
     CoordinatorLoadInProgress,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokerhouse.broker.log.transactions import (
+from brokerhouse.broker.log.partition_transactions import (
     ABORTED_KEPT,
     AbortedTransaction,
     OpenTransaction,

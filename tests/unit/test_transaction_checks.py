@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from brokerhouse.broker.log.partition import PartitionLog
-from brokerhouse.broker.slots.transactions import CoordinatorCalls
+from brokerhouse.broker.slots.slot_transactions import CoordinatorCalls
 from brokerhouse.broker.transactions.transaction_checks import TransactionChecks
 from brokerhouse.coordinator.pending_offsets import PendingOffsets
 from brokerhouse.coordinator.transaction_states import Member, Producer

@@ -19,8 +19,11 @@ import pytest
 from brokerhouse.common.clock import Clock
 from brokerhouse.coordinator.hosted_transactions import HostedTransactions
 from brokerhouse.coordinator.slots import OwnSlots
+from brokerhouse.coordinator.transaction_coordinator import (
+    TransactionCoordinator,
+    TransactionLimits,
+)
 from brokerhouse.coordinator.transaction_states import Member, Producer, Transaction
-from brokerhouse.coordinator.transactions import TransactionCoordinator, TransactionLimits
 from brokerhouse.protocol.errors import (
     ConcurrentTransactions,
     CoordinatorNotAvailable,

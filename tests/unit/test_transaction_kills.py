@@ -21,15 +21,15 @@ import pytest
 from brokerhouse.broker.endpoints import BrokerEndpoint
 from brokerhouse.broker.log.block import Appended, Outcome, PendingAppend, build_block
 from brokerhouse.broker.log.partition import PartitionLog
+from brokerhouse.broker.log.partition_transactions import OpenTransaction
 from brokerhouse.broker.log.producers import ProducerEntry
 from brokerhouse.broker.log.refused_batches import RefusedBatches
 from brokerhouse.broker.log.row_sources import RowLanes
 from brokerhouse.broker.log.topic import Topic
-from brokerhouse.broker.log.transactions import OpenTransaction
 from brokerhouse.broker.slots.groups import SlotGroups
 from brokerhouse.broker.slots.leadership import SlotLeadership
 from brokerhouse.broker.slots.peers import Peers
-from brokerhouse.broker.slots.transactions import (
+from brokerhouse.broker.slots.slot_transactions import (
     CoordinatorCalls,
     MarkersEverywhere,
     MarkersHere,
@@ -40,8 +40,11 @@ from brokerhouse.broker.transactions.transaction_markers import MarkerWriter
 from brokerhouse.common.clock import Clock
 from brokerhouse.coordinator.hosted_transactions import HostedTransactions
 from brokerhouse.coordinator.slots import OwnSlots
+from brokerhouse.coordinator.transaction_coordinator import (
+    TransactionCoordinator,
+    TransactionLimits,
+)
 from brokerhouse.coordinator.transaction_states import Member, Producer, Transaction
-from brokerhouse.coordinator.transactions import TransactionCoordinator, TransactionLimits
 from brokerhouse.protocol.errors import (
     ConcurrentTransactions,
     CoordinatorNotAvailable,

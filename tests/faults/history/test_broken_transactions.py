@@ -52,7 +52,7 @@ BREAKS = [
         "a partition gets no marker",
         (
             Change(
-                "broker/slots/transactions.py",
+                "broker/slots/slot_transactions.py",
                 "for member in transaction.members:\n",
                 "for member in sorted(transaction.members)[:1]:\n",
             ),
@@ -106,7 +106,7 @@ BREAKS = [
         (
             MARKERS_WAIT,
             Change(
-                "coordinator/transactions.py",
+                "coordinator/transaction_coordinator.py",
                 "                await self.hosted.store(hosted, ended)\n",
                 "                hosted.transaction = ended\n",
             ),
@@ -117,7 +117,7 @@ BREAKS = [
         "consumers are not told what was aborted",
         (
             Change(
-                "broker/log/transactions.py",
+                "broker/log/partition_transactions.py",
                 "        found = []\n        for one in islice",
                 "        found: list[AbortedTransaction] = []\n        return found\n"
                 "        for one in islice",
@@ -170,7 +170,7 @@ BREAKS = [
         "a batch needs no transaction that includes its partition",
         (
             Change(
-                "broker/slots/transactions.py",
+                "broker/slots/slot_transactions.py",
                 "            self._transactions.verify(transactional_id, producer, member)\n",
                 "            pass\n",
             ),
@@ -193,7 +193,11 @@ HARMLESS = [
     Break("markers wait", (MARKERS_WAIT,)),
     Break(
         "nearly all aborted transactions are read from their table",
-        (Change("broker/log/transactions.py", "ABORTED_KEPT = 1000", "ABORTED_KEPT = 2"),),
+        (
+            Change(
+                "broker/log/partition_transactions.py", "ABORTED_KEPT = 1000", "ABORTED_KEPT = 2"
+            ),
+        ),
     ),
 ]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from brokerhouse.coordinator.membership import CacheWorker, SharedCache
+from brokerhouse.coordinator.group_cache import CacheWorker, GroupCache
 from brokerhouse.coordinator.messages import GroupRecord, OffsetCommit
 from brokerhouse.coordinator.offsets import CommittedOffsets
 from brokerhouse.coordinator.slots import always
@@ -49,26 +49,26 @@ async def lane(scripted: ScriptedEngine) -> AsyncIterator[RowLane]:
 
 
 @pytest.fixture
-async def cache(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> SharedCache:
-    return SharedCache(scripted, lane, NODE_ID, ENDLESS, clock)
+async def cache(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> GroupCache:
+    return GroupCache(scripted, lane, NODE_ID, ENDLESS, clock)
 
 
 @pytest.fixture
-async def other(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> SharedCache:
+async def other(scripted: ScriptedEngine, lane: RowLane, clock: Clock) -> GroupCache:
     """The cache of another broker."""
-    return SharedCache(scripted, lane, OTHER_NODE_ID, ENDLESS, clock)
+    return GroupCache(scripted, lane, OTHER_NODE_ID, ENDLESS, clock)
 
 
 async def reloaded(
     engine: ScriptedEngine, lane: RowLane, clock: Clock, node_id: int = NODE_ID
-) -> SharedCache:
+) -> GroupCache:
     """The cache as after a restart."""
-    again = SharedCache(engine, lane, node_id, ENDLESS, clock)
+    again = GroupCache(engine, lane, node_id, ENDLESS, clock)
     await again.load()
     return again
 
 
-def everything(cache: SharedCache) -> dict[str, GroupRecord]:
+def everything(cache: GroupCache) -> dict[str, GroupRecord]:
     return {record.group_id: record for record in cache.groups()}
 
 
@@ -82,7 +82,7 @@ async def count(engine: ScriptedEngine, table: str) -> int:
 
 
 async def test_a_restart_restores_groups_with_their_members(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     first = replace(member("a", 0, 1), assignment=ALL_BYTES, protocols=(("ü", ALL_BYTES),))
     record = group(cache, clock, first, member("b", 2, static="instance"), member("c"))
@@ -93,7 +93,7 @@ async def test_a_restart_restores_groups_with_their_members(
 
 
 async def test_any_text_can_be_a_group_id(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     records = [
         group(cache, clock, member(f"m{group_id}"), group_id=group_id) for group_id in STRANGE_IDS
@@ -104,7 +104,7 @@ async def test_any_text_can_be_a_group_id(
 
 
 async def test_members_are_loaded_in_the_order_in_which_they_joined(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     names = ["z", "a", "m"]
     members = [replace(member(name), join_time_ms=n) for n, name in enumerate(names)]
@@ -115,7 +115,7 @@ async def test_members_are_loaded_in_the_order_in_which_they_joined(
 
 
 async def test_a_group_is_seen_when_it_is_stored_and_not_before(
-    scripted: ScriptedEngine, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, clock: Clock, cache: GroupCache
 ) -> None:
     record = group(cache, clock, member("a"))
     scripted.gate.clear()
@@ -129,7 +129,7 @@ async def test_a_group_is_seen_when_it_is_stored_and_not_before(
 
 
 async def test_a_group_whose_caller_left_is_seen_once_it_is_stored(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     record = group(cache, clock, member("a"))
     scripted.gate.clear()
@@ -143,7 +143,7 @@ async def test_a_group_whose_caller_left_is_seen_once_it_is_stored(
 
 
 async def test_members_are_written_before_their_group_and_only_those_that_changed(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     members = [member(f"m{n}") for n in range(10)]
     await cache.store(group(cache, clock, *members))
@@ -159,7 +159,7 @@ async def test_members_are_written_before_their_group_and_only_those_that_change
 
 
 async def test_members_that_left_stay_removed_after_a_restart(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), member("b"), member("c")))
     await cache.store(group(cache, clock, member("b", 1), generation=2))
@@ -173,7 +173,7 @@ async def test_members_that_left_stay_removed_after_a_restart(
 
 
 async def test_a_dead_group_is_removed_and_can_be_created_again(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     for generation in range(3):
         record = group(cache, clock, member("a"), generation=generation)
@@ -188,7 +188,7 @@ async def test_a_dead_group_is_removed_and_can_be_created_again(
 
 
 async def test_versions_of_groups_grow_also_when_the_clock_is_set_back(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     versions = []
     for _ in range(3):
@@ -204,7 +204,7 @@ async def test_versions_of_groups_grow_also_when_the_clock_is_set_back(
 
 
 async def test_the_views_show_groups_members_and_assignments(
-    scripted: ScriptedEngine, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, clock: Clock, cache: GroupCache
 ) -> None:
     odd = replace(member("odd"), assignment=b"\xff\xff\xff")
     await cache.store(group(cache, clock, member("a", 0, 2, static="one"), member("b", 1), odd))
@@ -238,7 +238,7 @@ async def test_the_views_show_groups_members_and_assignments(
 
 
 async def test_a_change_that_is_refused_is_not_seen(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     record = group(cache, clock, member("a"))
     await cache.store(record)
@@ -251,7 +251,7 @@ async def test_a_change_that_is_refused_is_not_seen(
 
 @pytest.mark.parametrize("fault", ["unknown", "unknown though stored"])
 async def test_a_change_of_unknown_outcome_is_stored_once(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache, fault: str
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache, fault: str
 ) -> None:
     scripted.faults.extend([fault, None, fault])
     await cache.store(group(cache, clock, member("a"), member("b")))
@@ -260,7 +260,7 @@ async def test_a_change_of_unknown_outcome_is_stored_once(
 
 
 async def test_after_a_partly_stored_change_the_next_one_is_stored_completely(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     """The rows of its members are in the table; the next record may not agree with them."""
     old = member("old", 0)
@@ -274,7 +274,7 @@ async def test_after_a_partly_stored_change_the_next_one_is_stored_completely(
 
 
 async def crash_between_members_and_group(
-    engine: ScriptedEngine, cache: SharedCache, record: GroupRecord
+    engine: ScriptedEngine, cache: GroupCache, record: GroupRecord
 ) -> None:
     """What a `kill -9` leaves: the same as a refusal of the second insert, and nothing after it."""
     engine.faults.extend([None, "refused"])
@@ -283,7 +283,7 @@ async def crash_between_members_and_group(
 
 
 async def test_a_group_that_was_being_changed_at_a_crash_has_to_rebalance(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     a, b, c = member("a", 0), member("b", 1), member("c", 2)
     await cache.store(group(cache, clock, a, b, generation=7))
@@ -309,7 +309,7 @@ async def test_a_group_that_was_being_changed_at_a_crash_has_to_rebalance(
 
 @pytest.mark.parametrize("cleaned_up", [False, True])
 async def test_a_group_whose_member_was_being_removed_at_a_crash_has_to_rebalance(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache, cleaned_up: bool
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache, cleaned_up: bool
 ) -> None:
     """Even when the row that says that it has left was cleaned up just then."""
     await cache.store(group(cache, clock, member("a", 0), member("b", 1)))
@@ -325,7 +325,7 @@ async def test_a_group_whose_member_was_being_removed_at_a_crash_has_to_rebalanc
 
 
 async def test_members_of_a_group_that_a_crash_left_without_its_row_are_removed(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), group_id="ended"))
     await cache.store(group(cache, clock, group_id="ended", state="Dead"))
@@ -342,7 +342,7 @@ async def test_members_of_a_group_that_a_crash_left_without_its_row_are_removed(
 
 
 async def test_a_start_removes_rows_of_dead_groups_and_of_members_that_left(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     for n in range(5):
         await cache.store(group(cache, clock, member("a"), member("b"), group_id=f"dead-{n}"))
@@ -357,7 +357,7 @@ async def test_a_start_removes_rows_of_dead_groups_and_of_members_that_left(
 
 
 async def test_a_start_succeeds_although_its_clean_up_fails(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
     scripted.failing_rows.extend(["OPTIMIZE"] * 2)
@@ -368,7 +368,7 @@ async def test_a_start_succeeds_although_its_clean_up_fails(
 
 
 async def test_heartbeats_are_known_at_once_and_written_later_in_one_insert(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), member("b")))
     assert cache.heartbeats.last_ms("g", "a") is None
@@ -387,7 +387,7 @@ async def test_heartbeats_are_known_at_once_and_written_later_in_one_insert(
 
 
 async def test_heartbeats_that_could_not_be_written_are_written_later(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     await cache.store(group(cache, clock, member("a"), member("b")))
     cache.heartbeats.note("g", "a", clock())
@@ -407,7 +407,7 @@ async def test_heartbeats_that_could_not_be_written_are_written_later(
 
 
 async def test_heartbeats_of_members_that_left_are_forgotten(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     for group_id in ("g", "h"):
         await cache.store(group(cache, clock, member("a"), member("b"), group_id=group_id))
@@ -426,7 +426,7 @@ async def test_heartbeats_of_members_that_left_are_forgotten(
 
 
 async def test_groups_that_another_broker_stored_are_seen_after_a_refresh(
-    scripted: ScriptedEngine, clock: Clock, cache: SharedCache, other: SharedCache
+    scripted: ScriptedEngine, clock: Clock, cache: GroupCache, other: GroupCache
 ) -> None:
     await cache.store(group(cache, clock, member("mine"), group_id="mine"))
     mine = everything(cache)
@@ -448,7 +448,7 @@ async def test_groups_that_another_broker_stored_are_seen_after_a_refresh(
 
 
 async def test_the_higher_version_of_a_group_wins_whichever_broker_wrote_it(
-    scripted: ScriptedEngine, clock: Clock, cache: SharedCache, other: SharedCache
+    scripted: ScriptedEngine, clock: Clock, cache: GroupCache, other: GroupCache
 ) -> None:
     await scripted.execute("SYSTEM STOP MERGES")  # they would hide older rows
     await other.store(group(other, clock, member("a")))
@@ -471,15 +471,15 @@ async def test_a_group_that_another_broker_is_writing_is_seen_when_it_is_complet
     scripted: ScriptedEngine,
     lane: RowLane,
     clock: Clock,
-    cache: SharedCache,
-    other: SharedCache,
+    cache: GroupCache,
+    other: GroupCache,
 ) -> None:
     record = group(other, clock, member("a", 0))
     await other.store(record)
     await cache.refresh()
     changed = group(other, clock, member("a", 5), member("b"), generation=2)
     await crash_between_members_and_group(scripted, other, changed)
-    late = SharedCache(scripted, lane, NODE_ID, ENDLESS, clock)
+    late = GroupCache(scripted, lane, NODE_ID, ENDLESS, clock)
     await late.refresh()
     assert everything(late) == {}
     await cache.refresh()
@@ -490,7 +490,7 @@ async def test_a_group_that_another_broker_is_writing_is_seen_when_it_is_complet
 
 
 async def test_heartbeats_older_than_two_minutes_are_not_read(
-    scripted: ScriptedEngine, clock: Clock, cache: SharedCache, other: SharedCache
+    scripted: ScriptedEngine, clock: Clock, cache: GroupCache, other: GroupCache
 ) -> None:
     await other.store(group(other, clock, member("a"), member("b")))
     other.heartbeats.note("g", "a", clock() - 121_000)
@@ -509,10 +509,10 @@ def never() -> bool:
 
 
 async def test_the_worker_reads_groups_writes_heartbeats_and_survives_refusals(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, other: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, other: GroupCache
 ) -> None:
     offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
-    cache = SharedCache(scripted, lane, NODE_ID, ENDLESS, clock)
+    cache = GroupCache(scripted, lane, NODE_ID, ENDLESS, clock)
     worker = CacheWorker(cache, offsets, never, poll_s=0.01, heartbeats_s=0.02)
     worker.start()
     try:
@@ -541,7 +541,7 @@ async def test_the_worker_reads_groups_writes_heartbeats_and_survives_refusals(
 
 
 async def test_the_last_heartbeats_are_written_when_the_worker_stops(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
     worker = CacheWorker(cache, CommittedOffsets(scripted, lane, NODE_ID, clock), never)
@@ -558,7 +558,7 @@ async def test_an_unexpected_error_ends_the_worker_and_is_the_result_of_its_task
     async def broken(*_: object) -> None:
         raise AssertionError("a defect")
 
-    cache = SharedCache(scripted, lane, NODE_ID, ENDLESS, clock)
+    cache = GroupCache(scripted, lane, NODE_ID, ENDLESS, clock)
     worker = CacheWorker(
         cache, CommittedOffsets(scripted, lane, NODE_ID, clock), never, poll_s=0.01
     )
@@ -572,7 +572,7 @@ async def test_an_unexpected_error_ends_the_worker_and_is_the_result_of_its_task
 
 
 async def test_a_single_broker_writes_heartbeats_and_reads_no_groups(
-    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: SharedCache
+    scripted: ScriptedEngine, lane: RowLane, clock: Clock, cache: GroupCache
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
     offsets = CommittedOffsets(scripted, lane, NODE_ID, clock)
@@ -592,7 +592,7 @@ async def test_a_single_broker_writes_heartbeats_and_reads_no_groups(
 
 
 async def test_a_single_broker_sends_one_query_per_refresh(
-    scripted: ScriptedEngine, clock: Clock, cache: SharedCache, monkeypatch: pytest.MonkeyPatch
+    scripted: ScriptedEngine, clock: Clock, cache: GroupCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cache.store(group(cache, clock, member("a")))
     cache.heartbeats.note("g", "a", clock())
@@ -616,7 +616,7 @@ CHANGE_GROUPS_FOR_EVER = """
 import asyncio, sys
 from pathlib import Path
 from brokerhouse.common.clock import Clock
-from brokerhouse.coordinator.membership import SharedCache
+from brokerhouse.coordinator.group_cache import GroupCache
 from brokerhouse.coordinator.messages import OffsetCommit
 from brokerhouse.coordinator.offsets import CommittedOffsets
 from brokerhouse.storage.embedded import EmbeddedEngine
@@ -641,7 +641,7 @@ async def main():
     await migrate(engine)
     lane = make_lane(engine)
     offsets = CommittedOffsets(engine, lane, NODE_ID, clock)
-    cache = SharedCache(engine, lane, NODE_ID, ENDLESS, clock)
+    cache = GroupCache(engine, lane, NODE_ID, ENDLESS, clock)
     await cache.load()
     await offsets.load(lambda _: True)
     print("loaded", -1, flush=True)
@@ -666,7 +666,7 @@ async def test_acknowledged_group_changes_survive_a_kill(tmp_path: Path) -> None
         del done["loaded"]
         engine = EmbeddedEngine(tmp_path / "data", LANES, fsync=False)
         lane = make_lane(engine)
-        cache = SharedCache(engine, lane, NODE_ID, ENDLESS, clock)
+        cache = GroupCache(engine, lane, NODE_ID, ENDLESS, clock)
         offsets = CommittedOffsets(engine, lane, NODE_ID, clock)
         await cache.load()
         await offsets.load(lambda _: True)

@@ -18,11 +18,11 @@ from collections.abc import Awaitable, Callable, Iterable
 from itertools import islice
 from typing import NamedTuple
 
+from brokerhouse.storage.slot_map import VERSIONS_OF_EPOCH
+
 ABORTED_KEPT = 1000
 """So many of the last aborted transactions are listed; up to twice as many, so that old ones are
 dropped together."""
-_VERSIONS_OF_EPOCH = 2**42
-"""Versions of one leader: milliseconds, up to the year 2109."""
 
 
 class OpenTransaction(NamedTuple):
@@ -81,7 +81,7 @@ class PartitionTransactions:
 
     def next_version(self, leader_epoch: int, now_ms: int) -> int:
         """Of a row of `open_transaction_versions`: higher than any before, by any leader."""
-        self._version = max(self._version + 1, leader_epoch * _VERSIONS_OF_EPOCH + now_ms)
+        self._version = max(self._version + 1, leader_epoch * VERSIONS_OF_EPOCH + now_ms)
         return self._version
 
     def note_version(self, version: int) -> None:

@@ -56,7 +56,7 @@ _OVERLAP_MS = 10 * SECOND_MS
 _DELETED_MS = MINUTE_MS
 
 
-class SharedCache:
+class GroupCache:
     """The groups of all brokers, and their members."""
 
     def __init__(
@@ -356,7 +356,7 @@ class CacheWorker:
 
     def __init__(
         self,
-        cache: SharedCache,
+        cache: GroupCache,
         offsets: CommittedOffsets,
         serves_all: Callable[[], bool],
         poll_s: float = 5.0,

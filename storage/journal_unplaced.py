@@ -29,7 +29,7 @@ _NAMED = re.compile(r"\b(FROM|JOIN)\s+messages\b")
 _LITERAL = re.compile(r"'[^']*'")
 
 
-class FoundRecords:
+class UnplacedRecords:
     """Reads these records, alone or together with those of the table."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:

@@ -30,8 +30,8 @@ from brokerhouse.broker.transactions.transaction_markers import Marker, MarkerWr
 from brokerhouse.common.clock import wall_ms
 from brokerhouse.coordinator.messages import OFFSETS_TOPIC
 from brokerhouse.coordinator.slots import OwnSlots
+from brokerhouse.coordinator.transaction_coordinator import TransactionCoordinator
 from brokerhouse.coordinator.transaction_states import Member, Producer, Transaction, offsets_member
-from brokerhouse.coordinator.transactions import TransactionCoordinator
 from brokerhouse.protocol.errors import (
     CoordinatorNotAvailable,
     InvalidProducerEpoch,

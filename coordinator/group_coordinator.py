@@ -19,11 +19,11 @@ from uuid import UUID
 from brokerhouse.common.clock import Clock
 from brokerhouse.coordinator.admission import GroupLimits
 from brokerhouse.coordinator.commit_rules import CommitKind, check_commit_without_group
+from brokerhouse.coordinator.group_cache import CacheWorker, GroupCache
 from brokerhouse.coordinator.group_members import protocols_bytes
 from brokerhouse.coordinator.group_states import GroupState
 from brokerhouse.coordinator.groups import Group
 from brokerhouse.coordinator.hosted_groups import HostedGroup, HostedGroups
-from brokerhouse.coordinator.membership import CacheWorker, SharedCache
 from brokerhouse.coordinator.messages import (
     UNKNOWN_MEMBER_ID,
     Committer,
@@ -72,7 +72,7 @@ class GroupCoordinator:
 
     def __init__(
         self,
-        cache: SharedCache,
+        cache: GroupCache,
         offsets: CommittedOffsets,
         pending: PendingOffsets,
         limits: CoordinatorLimits,

@@ -454,7 +454,7 @@ async def test_rows_are_removed_after_each_deletion_and_again_after_a_failure(
         await delete_topic(catalog, topic)
         async with asyncio.timeout(LIMIT_S):
             # The task notes after the row is stored that nothing is left to remove.
-            while await states(engine) != ["deleted"] * (number + 1) or catalog.gone:
+            while await states(engine) != ["deleted"] * (number + 1) or catalog.gone:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     assert not scripted.failing_rows
     await cleanup.close()

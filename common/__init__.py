@@ -5,5 +5,5 @@
 * logging.py: log lines. console.py: tables and text for a terminal.
 * process.py: its memory, its garbage collector. text_table.py: tables of rules, as text.
 * options.py: options of commands. address.py: HOST:PORT. environment.py: names of variables.
-* zstd.py: Python's zstd.
+* zstd.py and batched.py: what newer versions of Python have.
 """

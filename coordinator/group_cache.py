@@ -1,4 +1,4 @@
-"""The shared cache: groups and members of all brokers, as they are in the tables.
+"""The cache of groups: groups and members of all brokers, as they are in the tables.
 
 Decisions of this broker are written through: a group is a row before the cache shows it. Any broker
 answers Describe and List from this cache. The state machines are elsewhere (`coordinator.groups`).

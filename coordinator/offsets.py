@@ -79,6 +79,7 @@ class CommittedOffsets:
         )
         rows = await self._engine.rows(query("committed_offsets"))
         self._version = max(self._version, highest)
+        # What others deleted since the last `refresh` is only found by the next one.
         self._seen_ms = self._seen_ms or now_ms
         for group_id in [group_id for group_id in self._groups if chosen(group_id)]:
             if not self._groups[group_id].pending:

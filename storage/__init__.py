@@ -5,13 +5,13 @@
   block_file.py (what it reads inserts from) and _result_bytes.pyx. definition_guard.py and
   definition_files.py: a full disk damages no definition of a table. clickhouse.py: one server over
   HTTP. shards.py: the replicas of a shard as one engine.
-* journal.py: the embedded engine behind a journal. journal_files.py: its files;
-  journal_reading.py reads them, journal_register.py says which exist. journal_queue.py:
-  changes of the files, one at a time. journal_spares.py: files that were emptied. journal_drain.py
-  and journal_recovery.py: how its blocks get into the engine. journal_found.py: those that have no
-  space there. journal_statements.py: what a
-  statement needs of it. token_memory.py: which tokens are known. block_intake.py: which blocks of
-  other processes go into it. merge_pace.py: merges wait while it drains at full speed.
+* journal.py: the embedded engine behind a journal. journal_files.py: its files; journal_reading.py
+  reads them, journal_register.py says which exist. journal_queue.py: changes of the files, one at a
+  time. journal_spares.py: files that were emptied. journal_drain.py and journal_recovery.py: how
+  its blocks get into the engine. journal_unplaced.py: those that have no space there.
+  journal_statements.py: what a statement needs of it. token_memory.py: which tokens are known.
+  block_intake.py: which blocks of other processes go into it. merge_pace.py: merges wait while it
+  drains at full speed.
 * shard_directory.py: the directory of a single broker becomes that of a shard.
 * part_codecs.py: how parts of the log are compressed.
 * backup.py and restore.py: a copy of a data directory, by ClickHouse's BACKUP and RESTORE;

@@ -137,7 +137,7 @@ async def _singles(
 def _check(config: ClusterConfig, found: Sequence[_Single], cluster_id: Versioned | None) -> None:
     """Raises `StartError` unless there is one, of this cluster or a new one.
 
-    `cluster_id`: the id of the cluster.
+    `cluster_id`: None: the cluster has none yet.
     """
     for single in found:
         if cluster_id is not None and cluster_id.value != single.cluster_id:

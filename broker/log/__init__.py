@@ -7,8 +7,8 @@
   threads of their own), large_batches.py (the partitions of a lane that wait for them).
 * Producers: producers.py (which batch may come next), producer_recovery.py (read from the rows),
   refused_batches.py (batches that must be sent first).
-* Transactions: transactions.py (which are open, which were aborted), transaction_tables.py (what is
-  stored of them), transaction_recovery.py (read back).
+* Transactions: partition_transactions.py (which are open, which were aborted),
+  transaction_tables.py (what is stored of them), transaction_recovery.py (read back).
 * State: partition.py (one partition), topic.py, open_logs.py (those that this broker leads),
   log_ends.py (where logs end), checkpoints.py and log_starts.py (where they start).
 * Reading: tail_cache.py (the newest batches), reader.py (cold reads), row_sources.py (which engine

@@ -6,6 +6,6 @@ A single broker serves all slots; a broker of a cluster serves those that its se
 * shard_host.py: what runs on one shard; slot_logs.py: the open logs, and which shards they are on.
 * sessions.py: sessions of brokers, as rows of the registry.
 * leadership.py: which brokers there are, who leads each partition, who coordinates each group.
-* groups.py, transactions.py: what handlers see, and what coordinators ask other brokers.
+* groups.py, slot_transactions.py: what handlers see, and what coordinators ask other brokers.
 * peers.py: the connections to the other brokers; a single broker has none.
 """

@@ -6,7 +6,8 @@
     control topic     events in Avro                                control_topic.py, events.py
        |
        v              coordinator: the worker that has partition 0 of the first topic
-    Iceberg tables       one commit for the files of all workers    coordinator.py, commits.py
+    Iceberg tables       one commit for the files of all workers    coordinator.py,
+                                                                         commit_buffer.py
 
 Built to the design of Iceberg's sink for Kafka Connect; docs/iceberg.md says what differs.
 """

@@ -350,6 +350,23 @@ async def test_a_start_deletes_offsets_of_topics_that_were_deleted_or_created_ag
     assert everything(await reloaded(scripted, lane, clock)) == everything(again)
 
 
+async def test_offsets_of_deleted_topics_are_not_served_though_a_full_disk_keeps_their_rows(
+    scripted: ScriptedEngine,
+    lane: RowLane,
+    clock: Clock,
+    offsets: CommittedOffsets,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await offsets.commit("g", MEMBER, [commit(1), commit(3, 0, "other", OTHER_ID)])
+    live = {"other": OTHER_ID}
+    scripted.faults.append("refused")
+    again = await reloaded(scripted, lane, clock, live)
+    assert numbers(again, "g") == {("other", 0): 3}
+    assert "retrying at the next start" in caplog.text
+    assert numbers(await reloaded(scripted, lane, clock, live), "g") == {("other", 0): 3}
+    assert await latest(scripted) == [["g", "other", 0, 3]]
+
+
 # --- Ends ---
 
 

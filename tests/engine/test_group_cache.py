@@ -1,4 +1,4 @@
-"""The shared cache of groups on a real engine: write-through, restarts, crashes, other brokers."""
+"""The cache of groups on a real engine: write-through, restarts, crashes, other brokers."""
 
 from __future__ import annotations
 

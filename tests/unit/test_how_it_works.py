@@ -16,6 +16,21 @@ TEXT = (DOCS / "how-it-works.md").read_text(encoding="utf-8")
 LINK = re.compile(r"\]\(([a-z-]+\.md)[^)]*\)")
 VIEWS_IN_CELL = re.compile(r"\bviews? ((?:`\w+`(?:, )?)+)")
 JOBS_IN_CELL = re.compile(r"\bjobs? ((?:`\w+`(?:, )?)+)")
+ROOMS = sorted(
+    path.parent.relative_to(ROOT)
+    for room in (
+        "broker",
+        "common",
+        "coordinator",
+        "feeds",
+        "protocol",
+        "spark_jobs",
+        "sql",
+        "storage",
+    )
+    for path in (ROOT / room).rglob("__init__.py")
+)
+"""The folders whose `__init__.py` describes their files."""
 SCHEMA_MIGRATIONS = "schema_migrations"
 """A table without a file: `storage/schema.py` makes it before it applies the first file."""
 
@@ -88,6 +103,12 @@ def test_every_file_and_folder_of_the_page_exists() -> None:
     found = list(files_named())
     assert len(found) > 150
     assert [str(path.relative_to(ROOT)) for path in found if not path.exists()] == []
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=str)
+def test_every_file_that_the_head_of_a_folder_names_exists(room: Path) -> None:
+    named = re.findall(r"(?<![\w/])(\w+\.pyx?)\b", (ROOT / room / "__init__.py").read_text())
+    assert [name for name in named if not list((ROOT / room).rglob(name))] == []
 
 
 def test_every_table_has_a_row_and_every_row_is_of_something_that_exists() -> None:
